@@ -1,0 +1,62 @@
+"""Runs the revisions on the database that `-x dsn=…`, `PGQRS_DSN` or a connection passed in names."""
+
+from logging.config import fileConfig
+
+from sqlalchemy import Connection
+
+from alembic import context
+from pgqrs import schema
+from pgqrs.config import Config
+from pgqrs.models import Base
+from pgqrs.stores import open_database
+
+
+def run(connection: Connection, *, in_schema: str | None) -> None:
+    schema.prepare(connection, in_schema)
+    context.configure(
+        connection=connection,
+        target_metadata=Base.metadata,
+        version_table=schema.VERSION_TABLE,
+        version_table_schema=in_schema,
+        include_name=schema.include_name,
+        compare_type=True,
+        render_as_batch=True,
+    )
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+def settings() -> Config:
+    arguments = context.get_x_argument(as_dictionary=True)
+    return Config.from_env(**{k: v for k, v in arguments.items() if k in ("dsn", "schema")})
+
+
+def online() -> None:
+    connection = context.config.attributes.get("connection")
+    if connection is not None:
+        run(connection, in_schema=context.config.attributes.get("schema"))
+        return
+    config = settings()
+    database = open_database(config)
+    try:
+        database.write(
+            lambda c: run(c, in_schema=config.schema), repeatable=True, needs_schema=False
+        )
+    finally:
+        database.close()
+
+
+def offline() -> None:
+    context.configure(
+        dialect_name=settings().url.get_backend_name(),
+        target_metadata=Base.metadata,
+        version_table=schema.VERSION_TABLE,
+        literal_binds=True,
+    )
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+if context.config.config_file_name is not None:
+    fileConfig(context.config.config_file_name, disable_existing_loggers=False)
+(offline if context.is_offline_mode() else online)()

@@ -1,0 +1,107 @@
+"""Durable queues and durable workflows in the database you already have."""
+
+from pgqrs.admin import Admin
+from pgqrs.aio import (
+    AsyncAdmin,
+    AsyncConsumer,
+    AsyncProducer,
+    AsyncStore,
+    AsyncTransaction,
+    connect,
+)
+from pgqrs.clock import Clock, SystemClock
+from pgqrs.config import Config
+from pgqrs.consumer import Consumer
+from pgqrs.errors import (
+    CommitUncertain,
+    ConflictError,
+    InvalidArgument,
+    InvalidConfig,
+    InvalidPayload,
+    LeaseLost,
+    MessageNotFound,
+    NotExclusive,
+    PayloadTooLarge,
+    PgqrsError,
+    QueueExists,
+    QueueNotEmpty,
+    QueueNotFound,
+    RevisionAltered,
+    RevisionError,
+    RevisionMissing,
+    RevisionUnknown,
+    SchemaError,
+    SchemaNotInstalled,
+    SchemaTooNew,
+    StoreClosed,
+    StoreUnavailable,
+    UpgradeRequired,
+    WorkerNotFound,
+    WorkerStopped,
+)
+from pgqrs.producer import Producer
+from pgqrs.store import Store
+from pgqrs.transaction import Transaction
+from pgqrs.types import (
+    ArchivedMessage,
+    ArchiveReason,
+    ConcurrencyModel,
+    Message,
+    Queue,
+    QueueStats,
+    WorkerInfo,
+    WorkerStatus,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Admin",
+    "ArchiveReason",
+    "ArchivedMessage",
+    "AsyncAdmin",
+    "AsyncConsumer",
+    "AsyncProducer",
+    "AsyncStore",
+    "AsyncTransaction",
+    "Clock",
+    "CommitUncertain",
+    "ConcurrencyModel",
+    "Config",
+    "ConflictError",
+    "Consumer",
+    "InvalidArgument",
+    "InvalidConfig",
+    "InvalidPayload",
+    "LeaseLost",
+    "Message",
+    "MessageNotFound",
+    "NotExclusive",
+    "PayloadTooLarge",
+    "PgqrsError",
+    "Producer",
+    "Queue",
+    "QueueExists",
+    "QueueNotEmpty",
+    "QueueNotFound",
+    "QueueStats",
+    "RevisionAltered",
+    "RevisionError",
+    "RevisionMissing",
+    "RevisionUnknown",
+    "SchemaError",
+    "SchemaNotInstalled",
+    "SchemaTooNew",
+    "Store",
+    "StoreClosed",
+    "StoreUnavailable",
+    "SystemClock",
+    "Transaction",
+    "UpgradeRequired",
+    "WorkerInfo",
+    "WorkerNotFound",
+    "WorkerStatus",
+    "WorkerStopped",
+    "__version__",
+    "connect",
+]

@@ -1,0 +1,311 @@
+"""Looking after a store: its tables, queues, workers and archive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Final, Self
+
+from pgqrs.errors import InvalidArgument, MessageNotFound, QueueNotFound, WorkerNotFound
+from pgqrs.repositories import archive, messages, queues, stats, workers
+from pgqrs.stores import Database, Work
+from pgqrs.types import (
+    ArchivedMessage,
+    ArchiveReason,
+    Duration,
+    Message,
+    Queue,
+    QueueStats,
+    WorkerInfo,
+    WorkerStatus,
+    seconds,
+    whole,
+)
+
+MAX_NAME = 255
+BATCH = 1000
+"""Rows deleted in one transaction by the operations that may have many to delete."""
+
+
+class _Unchanged:
+    """Tells a setting that was not given from one given as None."""
+
+    def __repr__(self) -> str:
+        return "UNCHANGED"
+
+
+UNCHANGED: Final[Any] = _Unchanged()
+
+
+class Admin:
+    """Everything that is not producing or consuming."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    # The tables
+
+    def install(self) -> None:
+        """Create the tables, or upgrade them to what this version needs. Repeating it is fine."""
+        self._database.install()
+
+    def verify(self) -> None:
+        """Raise the error that says how the tables differ from what this version needs."""
+        self._database.verify()
+
+    # Queues
+
+    def create_queue(
+        self,
+        name: str,
+        *,
+        lease: Duration | None = None,
+        max_read_ct: int | None = None,
+        retention: Duration | None = None,
+        if_not_exists: bool = False,
+    ) -> Queue:
+        """A new queue.
+
+        `lease` is how long a claim lasts by default, `max_read_ct` how many attempts a message gets, `retention`
+        how long `purge_archive` keeps finished messages (None: for ever).
+        """
+        _valid_name(name)
+        defaults, now = self._database.config, self._database.now()
+        settings = _settings(
+            lease=defaults.lease if lease is None else lease,
+            max_read_ct=defaults.max_read_ct if max_read_ct is None else max_read_ct,
+            retention=retention,
+        )
+        return self._database.write(
+            lambda c: queues.create(c, name, if_not_exists=if_not_exists, now=now, **settings)
+        )
+
+    def get_queue(self, name: str) -> Queue:
+        """A queue and its settings."""
+        return self._database.read(lambda c: queues.get(c, name))
+
+    def list_queues(self) -> list[Queue]:
+        """All queues, by name."""
+        return self._database.read(queues.find)
+
+    def configure_queue(
+        self,
+        name: str,
+        *,
+        lease: Duration = UNCHANGED,
+        max_read_ct: int = UNCHANGED,
+        retention: Duration | None = UNCHANGED,
+    ) -> Queue:
+        """Change settings of a queue; they count from the next operation on."""
+        settings = _settings(lease=lease, max_read_ct=max_read_ct, retention=retention)
+        return self._database.write(
+            lambda c: queues.configure(c, name, **settings), repeatable=True
+        )
+
+    def pause_queue(self, name: str) -> Queue:
+        """Hand out no more messages until resumed. Enqueueing goes on."""
+        return self._database.write(
+            lambda c: queues.configure(c, name, paused=True), repeatable=True
+        )
+
+    def resume_queue(self, name: str) -> Queue:
+        """Hand out messages again."""
+        return self._database.write(
+            lambda c: queues.configure(c, name, paused=False), repeatable=True
+        )
+
+    def purge_queue(self, name: str) -> int:
+        """Delete all messages of a queue, also held ones. Returns how many."""
+        self.get_queue(name)
+        return self._in_batches(lambda c: queues.purge(c, name, limit=BATCH))
+
+    def delete_queue(self, name: str, *, force: bool = False) -> None:
+        """Delete a queue and its archive; refused while messages remain, unless forced."""
+        self._database.write(lambda c: queues.remove(c, name, force=force))
+
+    # Messages
+
+    def get_message(self, id: int) -> Message:
+        """A message that is not finished yet."""
+        found = self._database.read(lambda c: messages.get(c, id))
+        if found is None:
+            raise MessageNotFound(id)
+        return found
+
+    def peek(self, queue: str, n: int = 10, *, after: int = 0) -> list[Message]:
+        """Messages by id, without claiming them; `after` is the last id of the page before."""
+        limit = whole("n", n, low=1, high=100_000)
+        self.get_queue(queue)
+        return self._database.read(lambda c: messages.peek(c, queue, limit=limit, after=after))
+
+    # The archive
+
+    def get_archived(self, id: int) -> ArchivedMessage:
+        """How the message of this id ended."""
+        found = self._database.read(lambda c: archive.get(c, id))
+        if found is None:
+            raise MessageNotFound(id)
+        return found
+
+    def list_archive(
+        self,
+        queue: str,
+        *,
+        reason: ArchiveReason | str | None = None,
+        n: int = 100,
+        after: int = 0,
+    ) -> list[ArchivedMessage]:
+        """Finished messages in the order they ended; `after` is the last archive id of the page before."""
+        return self._find_archived(queue, _reasons(reason), replayed=True, n=n, after=after)
+
+    def dead_letters(self, queue: str, *, n: int = 100, after: int = 0) -> list[ArchivedMessage]:
+        """Messages that failed for good and were not replayed."""
+        return self._find_archived(queue, [ArchiveReason.FAILED], replayed=False, n=n, after=after)
+
+    def replay(self, ids: int | Iterable[int]) -> list[int]:
+        """Enqueue archived messages anew, by the ids they had as messages. Returns the new ids.
+
+        All of them or none. The archive keeps them, with what they became.
+        """
+        wanted = [ids] if isinstance(ids, int) else list(ids)
+        now = self._database.now()
+        return self._database.write(lambda c: archive.replay_messages(c, wanted, now=now))
+
+    def replay_dead_letters(self, queue: str) -> int:
+        """Enqueue all dead letters of a queue anew. Returns how many."""
+        self.get_queue(queue)
+        now = self._database.now()
+        return self._in_batches(lambda c: archive.replay_failed(c, queue, limit=BATCH, now=now))
+
+    def purge_archive(
+        self,
+        queue: str,
+        *,
+        older_than: Duration | None = None,
+        reason: ArchiveReason | str | None = None,
+    ) -> int:
+        """Forget finished messages that ended longer ago than `older_than`, or the queue's retention.
+
+        In bounded batches, each its own transaction. Returns how many. Without either age nothing is forgotten.
+        """
+        kept = self.get_queue(queue).retention if older_than is None else older_than
+        if kept is None:
+            return 0
+        age, reasons, now = seconds("older_than", kept), _reasons(reason), self._database.now()
+        return self._in_batches(
+            lambda c: archive.purge(c, queue, reasons=reasons, older_than=age, limit=BATCH, now=now)
+        )
+
+    # Workers
+
+    def list_workers(self) -> list[WorkerInfo]:
+        """All workers, with when they were last heard of."""
+        now = self._database.now()
+        return self._database.read(lambda c: workers.find(c, now=now))
+
+    def suspend_worker(self, id: int) -> None:
+        """Let a worker claim nothing until resumed."""
+        self._tell(id, WorkerStatus.SUSPENDED)
+
+    def resume_worker(self, id: int) -> None:
+        """Let a worker claim again."""
+        self._tell(id, WorkerStatus.READY)
+
+    def stop_worker(self, id: int) -> None:
+        """Tell a worker to leave: its next dequeue raises `WorkerStopped`."""
+        self._tell(id, WorkerStatus.STOPPED)
+
+    def purge_workers(self, *, silent_for: Duration = 300.0) -> int:
+        """Delete the rows of workers not heard of for so long. Returns how many.
+
+        What they held comes back when its leases lapse. One that was only slow registers anew.
+        """
+        age, now = seconds("silent_for", silent_for), self._database.now()
+        return self._database.write(
+            lambda c: workers.purge(c, silent_for=age, now=now), repeatable=True
+        )
+
+    # Counting
+
+    def stats(self) -> list[QueueStats]:
+        """What every queue holds now, by name."""
+        now = self._database.now()
+        return self._database.read(lambda c: stats.queue_stats(c, None, now=now))
+
+    def queue_stats(self, queue: str) -> QueueStats:
+        """What one queue holds now."""
+        now = self._database.now()
+        found = self._database.read(lambda c: stats.queue_stats(c, queue, now=now))
+        if not found:
+            raise QueueNotFound(queue)
+        return found[0]
+
+    def close(self) -> None:
+        """Nothing to let go of; here so that it reads like a consumer."""
+
+    def _find_archived(
+        self, queue: str, reasons: list[ArchiveReason], *, replayed: bool, n: int, after: int
+    ) -> list[ArchivedMessage]:
+        limit = whole("n", n, low=1, high=100_000)
+        self.get_queue(queue)
+        return self._database.read(
+            lambda c: archive.find(
+                c, queue, reasons=reasons, replayed=replayed, limit=limit, after=after
+            )
+        )
+
+    def _tell(self, id: int, status: WorkerStatus) -> None:
+        if not self._database.write(
+            lambda c: workers.set_status(c, id, status), single=True, repeatable=True
+        ):
+            raise WorkerNotFound(id)
+
+    def _in_batches(self, work: Work[int]) -> int:
+        """Repeat a bounded work until it finds no full batch any more."""
+        total = 0
+        while True:
+            done = self._database.write(work)
+            total += done
+            if done < BATCH:
+                return total
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _valid_name(name: str) -> None:
+    if not isinstance(name, str) or not name.strip() or not name.isprintable():
+        raise InvalidArgument("name", f"a queue's name is printable text, not {name!r}")
+    if len(name) > MAX_NAME:
+        raise InvalidArgument("name", f"longer than {MAX_NAME} characters")
+
+
+def _settings(**given: Any) -> dict[str, Any]:
+    """Queue settings as they are stored; what is UNCHANGED is left out."""
+    settings = {name: value for name, value in given.items() if value is not UNCHANGED}
+    for name in ("lease", "retention"):
+        if settings.get(name) is not None:
+            settings[name] = seconds(name, settings[name])
+    if "lease" in settings and not settings["lease"]:
+        raise InvalidArgument("lease", "expected more than 0 seconds")
+    if "max_read_ct" in settings:
+        whole("max_read_ct", settings["max_read_ct"], low=1, high=2**31 - 1)
+    return settings
+
+
+def _reasons(reason: ArchiveReason | str | None) -> list[ArchiveReason]:
+    if reason is None:
+        return list(ArchiveReason)
+    try:
+        return [ArchiveReason(reason)]
+    except ValueError:
+        known = ", ".join(ArchiveReason)
+        raise InvalidArgument("reason", f"expected one of {known}, got {reason!r}") from None

@@ -1,0 +1,16 @@
+"""The async twins: the same names and arguments as the sync facades, over one bridge."""
+
+from pgqrs.aio.admin import AsyncAdmin
+from pgqrs.aio.consumer import AsyncConsumer
+from pgqrs.aio.producer import AsyncProducer
+from pgqrs.aio.store import AsyncStore, connect
+from pgqrs.aio.transaction import AsyncTransaction
+
+__all__ = [
+    "AsyncAdmin",
+    "AsyncConsumer",
+    "AsyncProducer",
+    "AsyncStore",
+    "AsyncTransaction",
+    "connect",
+]

@@ -1,0 +1,197 @@
+"""The async twin of `pgqrs.admin`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pgqrs.admin import UNCHANGED, Admin
+from pgqrs.aio.bridge import Bridge, Facade
+from pgqrs.types import (
+    ArchivedMessage,
+    ArchiveReason,
+    Duration,
+    Message,
+    Queue,
+    QueueStats,
+    WorkerInfo,
+)
+
+
+class AsyncAdmin(Facade):
+    """Everything that is not producing or consuming."""
+
+    def __init__(self, bridge: Bridge, admin: Admin) -> None:
+        super().__init__(bridge)
+        self._sync = admin
+
+    # The tables
+
+    async def install(self) -> None:
+        """Create the tables, or upgrade them to what this version needs. Repeating it is fine."""
+        await self._bridge.run(self._sync.install)
+
+    async def verify(self) -> None:
+        """Raise the error that says how the tables differ from what this version needs."""
+        await self._bridge.run(self._sync.verify)
+
+    # Queues
+
+    async def create_queue(
+        self,
+        name: str,
+        *,
+        lease: Duration | None = None,
+        max_read_ct: int | None = None,
+        retention: Duration | None = None,
+        if_not_exists: bool = False,
+    ) -> Queue:
+        """A new queue.
+
+        `lease` is how long a claim lasts by default, `max_read_ct` how many attempts a message gets, `retention`
+        how long `purge_archive` keeps finished messages (None: for ever).
+        """
+        return await self._bridge.run(
+            self._sync.create_queue,
+            name,
+            lease=lease,
+            max_read_ct=max_read_ct,
+            retention=retention,
+            if_not_exists=if_not_exists,
+        )
+
+    async def get_queue(self, name: str) -> Queue:
+        """A queue and its settings."""
+        return await self._bridge.run(self._sync.get_queue, name)
+
+    async def list_queues(self) -> list[Queue]:
+        """All queues, by name."""
+        return await self._bridge.run(self._sync.list_queues)
+
+    async def configure_queue(
+        self,
+        name: str,
+        *,
+        lease: Duration = UNCHANGED,
+        max_read_ct: int = UNCHANGED,
+        retention: Duration | None = UNCHANGED,
+    ) -> Queue:
+        """Change settings of a queue; they count from the next operation on."""
+        return await self._bridge.run(
+            self._sync.configure_queue,
+            name,
+            lease=lease,
+            max_read_ct=max_read_ct,
+            retention=retention,
+        )
+
+    async def pause_queue(self, name: str) -> Queue:
+        """Hand out no more messages until resumed. Enqueueing goes on."""
+        return await self._bridge.run(self._sync.pause_queue, name)
+
+    async def resume_queue(self, name: str) -> Queue:
+        """Hand out messages again."""
+        return await self._bridge.run(self._sync.resume_queue, name)
+
+    async def purge_queue(self, name: str) -> int:
+        """Delete all messages of a queue, also held ones. Returns how many."""
+        return await self._bridge.run(self._sync.purge_queue, name)
+
+    async def delete_queue(self, name: str, *, force: bool = False) -> None:
+        """Delete a queue and its archive; refused while messages remain, unless forced."""
+        await self._bridge.run(self._sync.delete_queue, name, force=force)
+
+    # Messages
+
+    async def get_message(self, id: int) -> Message:
+        """A message that is not finished yet."""
+        return await self._bridge.run(self._sync.get_message, id)
+
+    async def peek(self, queue: str, n: int = 10, *, after: int = 0) -> list[Message]:
+        """Messages by id, without claiming them; `after` is the last id of the page before."""
+        return await self._bridge.run(self._sync.peek, queue, n, after=after)
+
+    # The archive
+
+    async def get_archived(self, id: int) -> ArchivedMessage:
+        """How the message of this id ended."""
+        return await self._bridge.run(self._sync.get_archived, id)
+
+    async def list_archive(
+        self,
+        queue: str,
+        *,
+        reason: ArchiveReason | str | None = None,
+        n: int = 100,
+        after: int = 0,
+    ) -> list[ArchivedMessage]:
+        """Finished messages in the order they ended; `after` is the last archive id of the page before."""
+        return await self._bridge.run(
+            self._sync.list_archive, queue, reason=reason, n=n, after=after
+        )
+
+    async def dead_letters(
+        self, queue: str, *, n: int = 100, after: int = 0
+    ) -> list[ArchivedMessage]:
+        """Messages that failed for good and were not replayed."""
+        return await self._bridge.run(self._sync.dead_letters, queue, n=n, after=after)
+
+    async def replay(self, ids: int | Iterable[int]) -> list[int]:
+        """Enqueue archived messages anew, by the ids they had as messages. Returns the new ids.
+
+        All of them or none. The archive keeps them, with what they became.
+        """
+        return await self._bridge.run(self._sync.replay, ids)
+
+    async def replay_dead_letters(self, queue: str) -> int:
+        """Enqueue all dead letters of a queue anew. Returns how many."""
+        return await self._bridge.run(self._sync.replay_dead_letters, queue)
+
+    async def purge_archive(
+        self,
+        queue: str,
+        *,
+        older_than: Duration | None = None,
+        reason: ArchiveReason | str | None = None,
+    ) -> int:
+        """Forget finished messages that ended longer ago than `older_than`, or the queue's retention.
+
+        In bounded batches, each its own transaction. Returns how many. Without either age nothing is forgotten.
+        """
+        return await self._bridge.run(
+            self._sync.purge_archive, queue, older_than=older_than, reason=reason
+        )
+
+    # Workers
+
+    async def list_workers(self) -> list[WorkerInfo]:
+        """All workers, with when they were last heard of."""
+        return await self._bridge.run(self._sync.list_workers)
+
+    async def suspend_worker(self, id: int) -> None:
+        """Let a worker claim nothing until resumed."""
+        await self._bridge.run(self._sync.suspend_worker, id)
+
+    async def resume_worker(self, id: int) -> None:
+        """Let a worker claim again."""
+        await self._bridge.run(self._sync.resume_worker, id)
+
+    async def stop_worker(self, id: int) -> None:
+        """Tell a worker to leave: its next dequeue raises `WorkerStopped`."""
+        await self._bridge.run(self._sync.stop_worker, id)
+
+    async def purge_workers(self, *, silent_for: Duration = 300.0) -> int:
+        """Delete the rows of workers not heard of for so long. Returns how many.
+
+        What they held comes back when its leases lapse. One that was only slow registers anew.
+        """
+        return await self._bridge.run(self._sync.purge_workers, silent_for=silent_for)
+
+    # Counting
+
+    async def stats(self) -> list[QueueStats]:
+        """What every queue holds now, by name."""
+        return await self._bridge.run(self._sync.stats)
+
+    async def queue_stats(self, queue: str) -> QueueStats:
+        """What one queue holds now."""
+        return await self._bridge.run(self._sync.queue_stats, queue)

@@ -1,0 +1,112 @@
+"""How async code runs the sync facades, so that everything is written once.
+
+Two ways, chosen by what the database can do:
+
+- *greenlets*, over an `AsyncEngine`: the sync code runs in a greenlet on the event loop, and SQLAlchemy switches back to the loop
+  wherever a statement waits. Waiting of our own does the same, see `loop_sleep` and `LoopLock`: a thread's sleep or lock would freeze the loop.
+- *threads*, for SQLite: quicker than an async driver, and threads that write at the same time share commits.
+
+Cancelling the caller does not undo what was sent. Every command is safe to repeat, and a cancelled dequeue gives its messages back (see `run_or_undo`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar
+
+from sqlalchemy.util import await_only, greenlet_spawn
+
+P = ParamSpec("P")
+T = TypeVar("T")
+THREADS = 32
+
+
+class Bridge(ABC):
+    """Runs sync code for async callers."""
+
+    @abstractmethod
+    async def run(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+    async def run_or_undo(self, call: Callable[[], T], undo: Callable[[T], object]) -> T:
+        """Run to the end even if the caller is cancelled meanwhile, and then undo it."""
+        task = asyncio.ensure_future(self.run(call))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                result = await task
+                await self.run(undo, result)
+            raise
+
+    def close(self) -> None:
+        """Let go of what the bridge itself holds."""
+        return
+
+
+class GreenletBridge(Bridge):
+    async def run(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        result: T = await greenlet_spawn(call, *args, **kwargs)
+        return result
+
+
+class ThreadBridge(Bridge):
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="pgqrs")
+
+    async def run(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, partial(call, *args, **kwargs))
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False)
+
+
+def loop_sleep(seconds: float) -> None:
+    """`time.sleep` for code that runs in a greenlet."""
+    await_only(asyncio.sleep(seconds))
+
+
+class LoopLock:
+    """A fair lock for code that runs in a greenlet."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    def __enter__(self) -> None:
+        await_only(self._lock.acquire())
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+class Facade:
+    """What the async facades share: `await` it, or enter it; both open it and give it back."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+
+    async def open(self) -> Self:
+        """Make it ready for use."""
+        return self
+
+    async def close(self) -> None:
+        """Let go of what it holds."""
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self.open().__await__()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

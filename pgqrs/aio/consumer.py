@@ -1,0 +1,123 @@
+"""The async twin of `pgqrs.consumer`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Concatenate, ParamSpec, Self, TypeVar
+
+from pgqrs.aio.bridge import Bridge, Facade
+from pgqrs.consumer import Consumer, Held, Holder
+from pgqrs.types import Duration, Message, WorkerStatus
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class AsyncHolder(ABC):
+    """What can be done with held messages. Those of a `_many` call that were lost do not hinder the others."""
+
+    @abstractmethod
+    async def _hold(
+        self, method: Callable[Concatenate[Holder, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run a method of the sync holder."""
+
+    async def ack(self, message: Held) -> None:
+        """It is done: to the archive as completed. Repeating it is fine."""
+        await self._hold(Holder.ack, message)
+
+    async def ack_many(self, messages_: Iterable[Held]) -> None:
+        """Many are done."""
+        await self._hold(Holder.ack_many, messages_)
+
+    archive = ack
+    archive_many = ack_many
+
+    async def fail(
+        self,
+        message: Held,
+        error: str | BaseException | None = None,
+        *,
+        delay: Duration = 0.0,
+        dead: bool = False,
+    ) -> bool:
+        """It went wrong: deliver it again after `delay`. Returns whether that will happen."""
+        return await self._hold(Holder.fail, message, error, delay=delay, dead=dead)
+
+    async def fail_many(
+        self,
+        messages_: Iterable[Held],
+        error: str | BaseException | None = None,
+        *,
+        delay: Duration = 0.0,
+        dead: bool = False,
+    ) -> dict[int, bool]:
+        """Many went wrong. Returns for each id whether it will be delivered again."""
+        return await self._hold(Holder.fail_many, messages_, error, delay=delay, dead=dead)
+
+    async def release(self, message: Held, *, delay: Duration = 0.0) -> None:
+        """Give it back untried: the attempt does not count."""
+        await self._hold(Holder.release, message, delay=delay)
+
+    async def release_many(self, messages_: Iterable[Held], *, delay: Duration = 0.0) -> None:
+        """Give many back untried."""
+        await self._hold(Holder.release_many, messages_, delay=delay)
+
+    async def extend(self, message: Held, lease: Duration) -> None:
+        """Hold it until so long from now."""
+        await self._hold(Holder.extend, message, lease)
+
+    async def extend_many(self, messages_: Iterable[Held], lease: Duration) -> None:
+        """Hold many until so long from now."""
+        await self._hold(Holder.extend_many, messages_, lease)
+
+    async def delete(self, message: Held) -> None:
+        """Remove it without a trace in the archive."""
+        await self._hold(Holder.delete, message)
+
+    async def delete_many(self, messages_: Iterable[Held]) -> None:
+        """Remove many without a trace in the archive."""
+        await self._hold(Holder.delete_many, messages_)
+
+
+class AsyncConsumer(AsyncHolder, Facade):
+    """Dequeues from one queue. It has a row among the workers, from its first dequeue until it is closed."""
+
+    def __init__(self, bridge: Bridge, consumer: Consumer) -> None:
+        super().__init__(bridge)
+        self._sync = consumer
+        self.queue = consumer.queue
+
+    @property
+    def worker_id(self) -> int | None:
+        """The worker in whose name messages are held."""
+        return self._sync.worker_id
+
+    async def open(self) -> Self:
+        """Register among the workers, unless that was done."""
+        await self._bridge.run(self._sync.open)
+        return self
+
+    async def dequeue(self, n: int = 1, *, lease: Duration | None = None) -> list[Message]:
+        """Claim up to `n` messages, for `lease` or what the consumer or else the queue says.
+
+        Cancelled while it waits, it gives back what it got.
+        """
+        return await self._bridge.run_or_undo(
+            partial(self._sync.dequeue, n, lease=lease), self._sync.release_many
+        )
+
+    async def heartbeat(self) -> WorkerStatus:
+        """A sign of life. Returns what this worker was told to be."""
+        return await self._bridge.run(self._sync.heartbeat)
+
+    async def close(self) -> None:
+        """Take the row out of the workers. Messages still held come back when their leases lapse."""
+        await self._bridge.run(self._sync.close)
+
+    async def _hold(
+        self, method: Callable[Concatenate[Holder, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        return await self._bridge.run(method, self._sync, *args, **kwargs)

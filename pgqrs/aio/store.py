@@ -1,0 +1,142 @@
+"""The async twin of `pgqrs.store`."""
+
+from __future__ import annotations
+
+from typing import Any, Self, TypeVar
+
+from sqlalchemy import URL, Engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
+
+from pgqrs.admin import Admin
+from pgqrs.aio.admin import AsyncAdmin
+from pgqrs.aio.bridge import Bridge, Facade, GreenletBridge, LoopLock, ThreadBridge, loop_sleep
+from pgqrs.aio.consumer import AsyncConsumer
+from pgqrs.aio.producer import AsyncProducer
+from pgqrs.aio.transaction import AsyncTransaction
+from pgqrs.clock import Clock
+from pgqrs.config import Config
+from pgqrs.consumer import Consumer
+from pgqrs.producer import Producer
+from pgqrs.store import config_from
+from pgqrs.stores import Database, Work, database_class, open_database
+from pgqrs.types import ConcurrencyModel, Duration
+
+T = TypeVar("T")
+
+
+class AsyncStore(Facade):
+    """A database that pgqrs lives in, for asyncio: the same methods as `Store`, awaited.
+
+    Awaiting or entering it opens it. Without that it is opened by its first use.
+    """
+
+    def __init__(
+        self,
+        target: str | URL | AsyncEngine | Config | None = None,
+        *,
+        clock: Clock | None = None,
+        **settings: Any,
+    ) -> None:
+        """`settings` are the fields of `Config`."""
+        engine = target if isinstance(target, AsyncEngine) else None
+        self.config = config_from(None if engine is not None else target, settings)
+        bridge, self._database = _bridged(self.config, engine, clock)
+        super().__init__(bridge)
+
+    @property
+    def backend_name(self) -> str:
+        """`sqlite` or `postgres`."""
+        return self._database.backend_name
+
+    @property
+    def concurrency_model(self) -> ConcurrencyModel:
+        """How many processes the store is made for."""
+        return self._database.concurrency_model
+
+    @property
+    def supports_skip_locked(self) -> bool:
+        """Whether consumers claim side by side instead of one after the other."""
+        return self._database.supports_skip_locked
+
+    @property
+    def engine(self) -> Engine:
+        """The sync engine underneath."""
+        return self._database.engine
+
+    def admin(self) -> AsyncAdmin:
+        """Look after tables, queues, workers and the archive."""
+        return AsyncAdmin(self._bridge, Admin(self._database))
+
+    def producer(self, queue: str) -> AsyncProducer:
+        """Put messages into a queue."""
+        return AsyncProducer(self._bridge, Producer(self._database, queue))
+
+    def consumer(
+        self,
+        queue: str,
+        *,
+        lease: Duration | None = None,
+        hostname: str | None = None,
+        port: int = 0,
+    ) -> AsyncConsumer:
+        """Take messages out of a queue."""
+        return AsyncConsumer(
+            self._bridge,
+            Consumer(self._database, queue, lease=lease, hostname=hostname, port=port),
+        )
+
+    def using(self, owner: AsyncConnection | AsyncSession) -> AsyncTransaction:
+        """Enqueue and end claims inside the transaction of this connection or session."""
+        return AsyncTransaction(self._database, owner)
+
+    async def read(self, work: Work[T]) -> T:
+        """Run a work that changes nothing."""
+        return await self._bridge.run(self._database.read, work)
+
+    async def write(self, work: Work[T]) -> T:
+        """Run a work in one transaction and commit it. It may be run again: no I/O of its own in it."""
+        return await self._bridge.run(self._database.write, work)
+
+    async def verify_exclusive_access(self) -> None:
+        """Raise `NotExclusive` if another process has the SQLite file open; elsewhere there is nothing to check."""
+        await self._bridge.run(self._database.verify_exclusive_access)
+
+    async def open(self) -> Self:
+        """Look at the recorded schema and refuse what is not known; an empty database is fine."""
+        await self._bridge.run(self._database.open)
+        return self
+
+    async def close(self) -> None:
+        """Let go of the connections. An engine of the application's own stays open."""
+        await self._bridge.run(self._database.close)
+        self._bridge.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._database.engine.url!s})"
+
+
+async def connect(
+    target: str | URL | AsyncEngine | Config | None = None,
+    *,
+    clock: Clock | None = None,
+    **settings: Any,
+) -> AsyncStore:
+    """Open an async store."""
+    return await AsyncStore(target, clock=clock, **settings)
+
+
+def _bridged(
+    config: Config, engine: AsyncEngine | None, clock: Clock | None
+) -> tuple[Bridge, Database]:
+    """The database, and the way async code reaches it."""
+    kind = database_class(
+        engine.dialect.name if engine is not None else config.url.get_backend_name()
+    )
+    options: dict[str, Any] = {"clock": clock}
+    if engine is None:
+        if not kind.supports_async_engine:
+            return ThreadBridge(), open_database(config, None, **options)
+        engine = create_async_engine(config.url, **kind.engine_options(config))
+        options["owned"] = True
+    options |= {"sleep": loop_sleep, "write_lock": LoopLock()}
+    return GreenletBridge(), open_database(config, engine.sync_engine, **options)

@@ -1,0 +1,145 @@
+"""Settings: arguments win over `PGQRS_…` environment variables, which win over defaults.
+
+Also the one place that understands the URLs pgqrs accepts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+import platformdirs
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from pgqrs.errors import InvalidConfig
+
+ACCEPTED = (
+    "sqlite:///relative.db, sqlite:////absolute.db, sqlite://./relative.db, sqlite:relative.db, "
+    "sqlite::memory:, postgresql://…, postgres://…, postgresql+psycopg://…"
+)
+JOURNAL_MODES = ("WAL", "DELETE", "TRUNCATE", "PERSIST", "MEMORY", "OFF")
+SYNCHRONOUS = ("OFF", "NORMAL", "FULL", "EXTRA")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything that can be set. Each field is also `PGQRS_<NAME>` in the environment."""
+
+    dsn: str | None = field(default=None, repr=False)
+    """The database; None is a SQLite file in the platform's data directory."""
+    schema: str | None = None
+    """The PostgreSQL schema the tables live in; None is the connection's default."""
+    upgrade: bool = False
+    """Whether opening a store may migrate it."""
+    max_payload_bytes: int = 1024 * 1024
+    max_payload_depth: int = 100
+    lease: float = 30.0
+    """Seconds a claim lasts, on queues created without a lease of their own."""
+    max_read_ct: int = 5
+    """Attempts before a message is dead-lettered, on queues created without a limit of their own."""
+    heartbeat: float = 30.0
+    """Seconds between the signs of life of a consumer."""
+    retry_for: float = 30.0
+    """Seconds a call keeps trying while the database is busy, restarting or unreachable."""
+    pool_size: int = 10
+    """Connections kept to PostgreSQL; as many again are opened under load."""
+    prepare_threshold: int | None = 5
+    """Uses after which psycopg prepares a statement; None (`PGQRS_PREPARE_THRESHOLD=none`) never."""
+    sqlite_journal_mode: str = "WAL"
+    sqlite_synchronous: str = "FULL"
+    sqlite_busy_timeout: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("sqlite_journal_mode", JOURNAL_MODES),
+            ("sqlite_synchronous", SYNCHRONOUS),
+        ):
+            value = str(getattr(self, name)).upper()
+            if value not in allowed:
+                raise InvalidConfig(f"{name} is {value!r}; expected one of {', '.join(allowed)}")
+            object.__setattr__(self, name, value)
+        for name in ("max_payload_bytes", "max_payload_depth", "max_read_ct", "pool_size", "lease"):
+            if not getattr(self, name) > 0:
+                raise InvalidConfig(f"{name} is {getattr(self, name)!r}; expected more than 0")
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None, **arguments: Any) -> Self:
+        """Settings from the environment, with these arguments on top of them."""
+        environ = os.environ if environ is None else environ
+        known = {f.name: f for f in fields(cls)}
+        unknown = sorted(arguments.keys() - known.keys())
+        if unknown:
+            raise InvalidConfig(
+                f"no such setting: {', '.join(unknown)}; there are {', '.join(known)}"
+            )
+        found = {
+            name: _parse(f"PGQRS_{name.upper()}", str(setting.type), environ[variable])
+            for name, setting in known.items()
+            if name not in arguments and (variable := f"PGQRS_{name.upper()}") in environ
+        }
+        return cls(**found | arguments)
+
+    @classmethod
+    def from_dsn(cls, dsn: str, **arguments: Any) -> Self:
+        """Settings for this database, the rest from the environment."""
+        return cls.from_env(dsn=dsn, **arguments)
+
+    def with_(self, **changes: Any) -> Self:
+        """A copy with these settings changed."""
+        return replace(self, **changes)
+
+    @property
+    def url(self) -> URL:
+        """The database as a SQLAlchemy URL. Its `str()` hides the password."""
+        return parse_dsn(self.dsn) if self.dsn is not None else default_url()
+
+
+def _parse(variable: str, kind: str, text: str) -> Any:
+    kind, _, optional = kind.partition(" | ")
+    if optional and text.lower() in ("", "none"):
+        return None
+    try:
+        if kind == "bool":
+            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[
+                text.lower()
+            ]
+        return {"int": int, "float": float, "str": str}[kind](text)
+    except (KeyError, ValueError) as exc:
+        raise InvalidConfig(f"{variable} is {text!r}; expected {kind}") from exc
+
+
+def default_url() -> URL:
+    """The SQLite file used when nothing names a database."""
+    directory = Path(platformdirs.user_data_dir("pgqrs", appauthor=False))
+    return URL.create("sqlite", database=str(directory / "pgqrs.db"))
+
+
+def parse_dsn(dsn: str) -> URL:
+    """The SQLAlchemy URL for any of the accepted forms; errors never repeat a password."""
+    if dsn.startswith("sqlite:"):
+        return URL.create("sqlite", database=_sqlite_path(dsn))
+    scheme, separator, _ = dsn.partition("://")
+    if separator and scheme in ("postgres", "postgresql", "postgresql+psycopg"):
+        try:
+            return make_url(dsn).set(drivername="postgresql+psycopg")
+        except ArgumentError as exc:
+            raise InvalidConfig("the PostgreSQL URL cannot be parsed") from exc
+    named = f"scheme {scheme!r} is not" if separator else "a URL without a known scheme is not"
+    raise InvalidConfig(f"{named} accepted; accepted are: {ACCEPTED}")
+
+
+def _sqlite_path(dsn: str) -> str:
+    rest = dsn.removeprefix("sqlite:")
+    if rest.startswith("///"):
+        rest = rest[3:]  # SQLAlchemy's form: the path, relative or absolute, follows three slashes
+    elif rest.startswith("//"):
+        rest = rest[2:]
+    if "?" in rest:
+        raise InvalidConfig(
+            f"a SQLite URL takes no parameters; use PGQRS_SQLITE_… or Config: {dsn}"
+        )
+    return rest or ":memory:"

@@ -1,0 +1,284 @@
+"""Taking messages out of a queue, and ending the claims on them.
+
+A dequeued message is held until its `vt`. The holder ends that in one of five ways: `ack` (done), `fail` (deliver again, or dead-letter),
+`release` (deliver again, not my fault), `delete` (as if it never was), or by doing nothing, in which case it comes back by itself.
+Whoever holds a message no longer gets `LeaseLost`, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from pgqrs import payloads
+from pgqrs.errors import (
+    InvalidArgument,
+    LeaseLost,
+    QueueNotFound,
+    StoreUnavailable,
+    WorkerStopped,
+)
+from pgqrs.repositories import archive, dequeue, messages, queues, workers
+from pgqrs.repositories.expressions import Claim
+from pgqrs.stores import Database, Work
+from pgqrs.types import Duration, Message, WorkerStatus, seconds, whole
+
+MAX_DEQUEUE = 100_000
+C = TypeVar("C", bound=Collection[int])
+Held = Message | int
+"""A message as it was dequeued. Its id alone will do as well: then any claim of this consumer counts."""
+
+
+class Holder:
+    """What can be done with held messages. Those of a `_many` call that were lost do not hinder the others."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @property
+    def worker_id(self) -> int | None:
+        """The worker in whose name messages are held; None outside of a consumer."""
+        return None
+
+    def ack(self, message: Held) -> None:
+        """It is done: to the archive as completed. Repeating it is fine."""
+        self.ack_many([message])
+
+    def ack_many(self, messages_: Iterable[Held]) -> None:
+        """Many are done."""
+        now = self._database.now()
+        self._change(
+            messages_,
+            lambda holds: lambda connection: archive.ack(connection, holds, now=now),
+            single=True,
+            repeatable=True,
+        )
+
+    archive = ack
+    archive_many = ack_many
+
+    def fail(
+        self,
+        message: Held,
+        error: str | BaseException | None = None,
+        *,
+        delay: Duration = 0.0,
+        dead: bool = False,
+    ) -> bool:
+        """It went wrong: deliver it again after `delay`. Returns whether that will happen.
+
+        It will not on the last attempt the queue allows, or if it is `dead`: then it goes to the archive as failed, with the error.
+        """
+        (again,) = self.fail_many([message], error, delay=delay, dead=dead).values()
+        return again
+
+    def fail_many(
+        self,
+        messages_: Iterable[Held],
+        error: str | BaseException | None = None,
+        *,
+        delay: Duration = 0.0,
+        dead: bool = False,
+    ) -> dict[int, bool]:
+        """Many went wrong. Returns for each id whether it will be delivered again."""
+        options: dict[str, Any] = {
+            "error": payloads.error_text(error),
+            "delay": seconds("delay", delay),
+            "dead": dead,
+            "now": self._database.now(),
+        }
+        return self._change(
+            messages_,
+            lambda holds: lambda connection: archive.fail(connection, holds, **options),
+        )
+
+    def release(self, message: Held, *, delay: Duration = 0.0) -> None:
+        """Give it back untried: the attempt does not count."""
+        self.release_many([message], delay=delay)
+
+    def release_many(self, messages_: Iterable[Held], *, delay: Duration = 0.0) -> None:
+        """Give many back untried."""
+        wait, now = seconds("delay", delay), self._database.now()
+        self._change(
+            messages_,
+            lambda holds: (
+                lambda connection: messages.give_back(
+                    connection, holds, delay=wait, counted=False, now=now
+                )
+            ),
+            single=True,
+        )
+
+    def extend(self, message: Held, lease: Duration) -> None:
+        """Hold it until so long from now."""
+        self.extend_many([message], lease)
+
+    def extend_many(self, messages_: Iterable[Held], lease: Duration) -> None:
+        """Hold many until so long from now."""
+        duration, now = seconds("lease", lease), self._database.now()
+        self._change(
+            messages_,
+            lambda holds: (
+                lambda connection: messages.extend(connection, holds, lease=duration, now=now)
+            ),
+            single=True,
+            repeatable=True,
+        )
+
+    def delete(self, message: Held) -> None:
+        """Remove it without a trace in the archive."""
+        self.delete_many([message])
+
+    def delete_many(self, messages_: Iterable[Held]) -> None:
+        """Remove many without a trace in the archive."""
+        self._change(
+            messages_,
+            lambda holds: lambda connection: dequeue.remove(connection, holds),
+            single=True,
+        )
+
+    def _change(
+        self,
+        messages_: Iterable[Held],
+        work: Callable[[Sequence[Claim]], Work[C]],
+        *,
+        single: bool = False,
+        repeatable: bool = False,
+    ) -> C:
+        holds = [self._claim_on(message) for message in messages_]
+        changed = self._database.write(work(holds), single=single, repeatable=repeatable)
+        lost = [hold.id for hold in holds if hold.id not in changed]
+        if lost:
+            raise LeaseLost(lost)
+        return changed
+
+    def _claim_on(self, message: Held) -> Claim:
+        if isinstance(message, Message):
+            if message.consumer_worker_id is None:
+                raise InvalidArgument("message", f"message {message.id} was not dequeued")
+            return Claim(message.id, message.consumer_worker_id, message.read_ct)
+        if self.worker_id is None:
+            raise InvalidArgument(
+                "message", "an id alone does not say who holds it; pass the message"
+            )
+        return Claim(whole("message", message, low=1, high=2**63 - 1), self.worker_id, None)
+
+
+class Consumer(Holder):
+    """Dequeues from one queue. It has a row among the workers, from its first dequeue until it is closed."""
+
+    def __init__(
+        self,
+        database: Database,
+        queue: str,
+        *,
+        lease: Duration | None = None,
+        hostname: str | None = None,
+        port: int = 0,
+    ) -> None:
+        super().__init__(database)
+        self.queue = queue
+        self._lease = None if lease is None else seconds("lease", lease)
+        self._hostname = hostname or socket.gethostname()
+        self._port = port
+        self._worker_id: int | None = None
+        self._heard_at = 0.0
+
+    @property
+    def worker_id(self) -> int | None:
+        return self._worker_id
+
+    def open(self) -> Self:
+        """Register among the workers, unless that was done."""
+        if self._worker_id is None:
+            self._register()
+        return self
+
+    def dequeue(self, n: int = 1, *, lease: Duration | None = None) -> list[Message]:
+        """Claim up to `n` messages, for `lease` or what the consumer or else the queue says.
+
+        Always a list; empty when there is nothing to do, the queue is paused, or this worker is suspended.
+        """
+        whole("n", n, low=1, high=MAX_DEQUEUE)
+        duration = self._lease if lease is None else seconds("lease", lease)
+        self.open()
+        if time.monotonic() - self._heard_at > self._database.config.heartbeat:
+            self.heartbeat()
+        claimed = self._claim(n, duration)
+        if claimed.worker_status is None:  # purged as dead, though only slow: come back
+            self._register()
+            claimed = self._claim(n, duration)
+        if claimed.worker_status is WorkerStatus.STOPPED:
+            raise WorkerStopped(self._worker_id or 0)
+        return claimed.messages
+
+    def heartbeat(self) -> WorkerStatus:
+        """A sign of life. Returns what this worker was told to be."""
+        self.open()
+        now = self._database.now()
+        status = self._database.write(
+            lambda connection: workers.heartbeat(connection, self._worker_id or 0, now=now),
+            single=True,
+            repeatable=True,
+        )
+        if status is None:
+            self._register()
+            return WorkerStatus.READY
+        self._heard_at = time.monotonic()
+        return status
+
+    def close(self) -> None:
+        """Take the row out of the workers. Messages still held come back when their leases lapse."""
+        worker_id, self._worker_id = self._worker_id, None
+        if worker_id is not None:
+            with suppress(StoreUnavailable):  # then its row is purged with the dead ones
+                self._database.write(
+                    lambda connection: workers.remove(connection, worker_id),
+                    single=True,
+                    repeatable=True,
+                )
+
+    def _claim(self, n: int, lease: float | None) -> dequeue.Claimed:
+        now = self._database.now()
+        # Repeatable: a claim nobody heard of is like a holder that died.
+        claimed = self._database.write(
+            lambda connection: dequeue.claim(
+                connection, self.queue, worker=self._worker_id, limit=n, lease=lease, now=now
+            ),
+            single=True,
+            repeatable=True,
+        )
+        if not claimed.queue_exists:
+            raise QueueNotFound(self.queue)
+        return claimed
+
+    def _register(self) -> None:
+        now = self._database.now()
+        self._worker_id = self._database.write(
+            lambda connection: workers.register(
+                connection,
+                queue_id=queues.get(connection, self.queue).id,
+                hostname=self._hostname,
+                port=self._port,
+                pid=os.getpid(),
+                now=now,
+            ),
+            repeatable=True,
+        )
+        self._heard_at = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,205 @@
+"""Every error pgqrs raises on purpose, in one tree, each carrying its facts as attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class PgqrsError(Exception):
+    """The root: catch this to catch everything pgqrs raises on purpose."""
+
+
+class InvalidConfig(PgqrsError):
+    """A URL, a setting or an environment variable cannot be used as it is."""
+
+
+class InvalidArgument(PgqrsError):
+    """An argument has a value that no backend could honour."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(f"{name}: {problem}")
+        self.name = name
+        self.problem = problem
+
+
+class InvalidPayload(PgqrsError):
+    """A payload is not JSON that every backend returns unchanged."""
+
+    def __init__(self, path: str, problem: str, *, index: int | None = None) -> None:
+        where = path if index is None else f"payloads[{index}]{path.removeprefix('payload')}"
+        super().__init__(f"{where}: {problem}")
+        self.path = path
+        self.problem = problem
+        self.index = index
+
+    def at(self, index: int) -> InvalidPayload:
+        """The same error, naming which of a batch it is about."""
+        return type(self)(self.path, self.problem, index=index)
+
+
+class PayloadTooLarge(InvalidPayload):
+    """A payload, as JSON in UTF-8, is larger than `Config.max_payload_bytes`."""
+
+
+class QueueNotFound(PgqrsError):
+    """No queue of this name exists."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"queue {name!r} does not exist; create it with admin.create_queue()")
+        self.name = name
+
+
+class QueueExists(PgqrsError):
+    """A queue of this name exists already."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"queue {name!r} exists already; pass if_not_exists=True to accept that")
+        self.name = name
+
+
+class QueueNotEmpty(PgqrsError):
+    """A queue that still holds messages is not deleted unless forced."""
+
+    def __init__(self, name: str, messages: int) -> None:
+        super().__init__(
+            f"queue {name!r} still holds {messages} message(s); purge it first, or force=True"
+        )
+        self.name = name
+        self.messages = messages
+
+
+class MessageNotFound(PgqrsError):
+    """No message, or no archived message, has this id."""
+
+    def __init__(self, id: int) -> None:
+        super().__init__(f"message {id} does not exist")
+        self.id = id
+
+
+class LeaseLost(PgqrsError):
+    """The caller does not hold these messages any more, so it may not change them.
+
+    `ids` are the messages concerned; the other messages of the same call were changed as asked.
+    """
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        listed = ", ".join(map(str, ids[:10])) + (", …" if len(ids) > 10 else "")
+        super().__init__(
+            f"lease lost on message(s) {listed}: claimed by someone else, finished, or deleted"
+        )
+        self.ids = tuple(ids)
+        self.id = self.ids[0]
+
+
+class WorkerNotFound(PgqrsError):
+    """No worker has this id."""
+
+    def __init__(self, id: int) -> None:
+        super().__init__(f"worker {id} does not exist")
+        self.id = id
+
+
+class WorkerStopped(PgqrsError):
+    """The worker was told to stop: it may finish what it holds, and claims nothing more."""
+
+    def __init__(self, id: int) -> None:
+        super().__init__(f"worker {id} was told to stop")
+        self.id = id
+
+
+class StoreClosed(PgqrsError):
+    """The store was closed."""
+
+    def __init__(self) -> None:
+        super().__init__("the store is closed")
+
+
+class StoreUnavailable(PgqrsError):
+    """The database could not be reached, or stayed busy, for as long as retries are allowed.
+
+    Nothing was written.
+    """
+
+
+class CommitUncertain(PgqrsError):
+    """The connection broke while a change was being committed: it may or may not be stored.
+
+    pgqrs repeats by itself what is safe to repeat. This is raised for the rest, where repeating could do
+    the work twice: look whether it happened, then decide.
+    """
+
+
+class ConflictError(PgqrsError):
+    """Someone else changed the store first; nothing of this call was kept, and it can be repeated."""
+
+
+class NotExclusive(PgqrsError):
+    """Another process has the SQLite file open."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} is also open elsewhere")
+        self.path = path
+
+
+class SchemaError(PgqrsError):
+    """The database does not hold the tables this version of pgqrs works with."""
+
+
+class SchemaNotInstalled(SchemaError):
+    """The database holds no pgqrs tables yet."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "pgqrs is not installed in this database; run `admin.install()`, `pgqrs install` "
+            "or `alembic upgrade head`"
+        )
+
+
+class UpgradeRequired(SchemaError):
+    """The database is behind: revisions of this pgqrs were not applied yet."""
+
+    def __init__(self, current: str, wanted: str) -> None:
+        super().__init__(
+            f"the database is at revision {current}, this pgqrs needs {wanted}; run "
+            "`admin.install()`, `pgqrs install`, `alembic upgrade head`, or open with upgrade=True"
+        )
+        self.current = current
+        self.wanted = wanted
+
+
+class RevisionError(SchemaError):
+    """The recorded history of the database and the revisions of this pgqrs disagree."""
+
+    def __init__(self, revision: str, problem: str) -> None:
+        super().__init__(f"revision {revision}: {problem}")
+        self.revision = revision
+
+
+class RevisionAltered(RevisionError):
+    """An applied revision differs from the script this pgqrs carries."""
+
+    def __init__(self, revision: str) -> None:
+        super().__init__(
+            revision, "was applied from a script that differs from the one this pgqrs carries"
+        )
+
+
+class RevisionMissing(RevisionError):
+    """A revision was skipped: a later one is recorded as applied."""
+
+    def __init__(self, revision: str) -> None:
+        super().__init__(revision, "is not recorded as applied, though a later one is")
+
+
+class RevisionUnknown(RevisionError):
+    """The database records a revision that this pgqrs does not know, between those it knows."""
+
+    def __init__(self, revision: str) -> None:
+        super().__init__(revision, "is recorded as applied, but this pgqrs does not know it")
+
+
+class SchemaTooNew(RevisionError):
+    """A newer pgqrs migrated this database."""
+
+    def __init__(self, revision: str) -> None:
+        super().__init__(revision, "was applied by a newer pgqrs; upgrade the package")

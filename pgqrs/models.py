@@ -1,0 +1,249 @@
+"""The wanted schema. `alembic/versions` leads there; a test proves that both agree on both databases.
+
+Why the indexes on messages are what they are: a message is either *ready*, or it waits for `vt` (delayed, or
+leased). Two partial indexes keep the two sets apart, so that claiming the first of a million ready messages never
+steps over leased or delayed ones, and noticing that some `vt` lapsed never looks at ready ones.
+
+Messages name their queue without a foreign key. PostgreSQL would check it row by row; enqueueing locks the queue's row once
+per statement instead, which keeps a queue from being deleted under it just as well.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import (
+    CheckConstraint,
+    ForeignKey,
+    Identity,
+    Index,
+    MetaData,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from pgqrs.sqltypes import BigId, EnumText, Flag, Json, Seconds, Small, UTCDateTime, Whole
+from pgqrs.types import ArchiveReason, WorkerStatus
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(naming_convention=NAMING)
+
+
+class RunStatus(StrEnum):
+    """Where a run of a workflow stands."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    SUSPENDED = "suspended"
+    PAUSED = "paused"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+class StepStatus(StrEnum):
+    """Where a step of a run stands."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+def one_of(column: str, words: type[StrEnum]) -> CheckConstraint:
+    listed = ", ".join(f"'{word}'" for word in words)
+    return CheckConstraint(f"{column} IN ({listed})", name=column)
+
+
+TABLE: dict[str, Any] = {"sqlite_autoincrement": True, "sqlite_strict": True}
+
+
+class Queue(Base):
+    __tablename__ = "pgqrs_queues"
+    __table_args__ = (UniqueConstraint("queue_name"), TABLE)
+
+    id: Mapped[int] = mapped_column(BigId, Identity(), primary_key=True)
+    queue_name: Mapped[str] = mapped_column(Text)
+    created_at: Mapped[datetime] = mapped_column(UTCDateTime)
+    lease: Mapped[float] = mapped_column(Seconds)
+    max_read_ct: Mapped[int] = mapped_column(Whole)
+    retention: Mapped[float | None] = mapped_column(Seconds)
+    paused: Mapped[bool] = mapped_column(Flag)
+
+
+class Worker(Base):
+    __tablename__ = "pgqrs_workers"
+    __table_args__ = (
+        one_of("status", WorkerStatus),
+        Index("ix_pgqrs_workers_queue_id", "queue_id"),
+        TABLE,
+    )
+
+    id: Mapped[int] = mapped_column(BigId, Identity(), primary_key=True)
+    queue_id: Mapped[int | None] = mapped_column(
+        BigId, ForeignKey("pgqrs_queues.id", ondelete="CASCADE")
+    )
+    hostname: Mapped[str] = mapped_column(Text)
+    port: Mapped[int] = mapped_column(Whole)
+    pid: Mapped[int | None] = mapped_column(Whole)
+    status: Mapped[WorkerStatus] = mapped_column(EnumText(WorkerStatus))
+    last_heartbeat: Mapped[datetime] = mapped_column(UTCDateTime)
+    created_at: Mapped[datetime] = mapped_column(UTCDateTime)
+
+
+class Message(Base):
+    __tablename__ = "pgqrs_messages"
+    __table_args__ = (
+        Index(
+            "ix_pgqrs_messages_ready",
+            "queue_id",
+            text("priority DESC"),
+            "id",
+            postgresql_where=text("ready"),
+            sqlite_where=text("ready = 1"),
+        ),
+        Index(
+            "ix_pgqrs_messages_waiting",
+            "queue_id",
+            "vt",
+            postgresql_where=text("NOT ready"),
+            sqlite_where=text("ready = 0"),
+        ),
+        TABLE,
+    )
+
+    id: Mapped[int] = mapped_column(BigId, Identity(), primary_key=True)
+    queue_id: Mapped[int] = mapped_column(BigId)
+    priority: Mapped[int] = mapped_column(Small)
+    ready: Mapped[bool] = mapped_column(Flag)
+    vt: Mapped[datetime] = mapped_column(UTCDateTime)
+    read_ct: Mapped[int] = mapped_column(Whole)
+    released_ct: Mapped[int] = mapped_column(Whole)
+    enqueued_at: Mapped[datetime] = mapped_column(UTCDateTime)
+    dequeued_at: Mapped[datetime | None] = mapped_column(UTCDateTime)
+    expires_at: Mapped[datetime | None] = mapped_column(UTCDateTime)
+    producer_worker_id: Mapped[int | None] = mapped_column(BigId)
+    consumer_worker_id: Mapped[int | None] = mapped_column(BigId)
+    dedup_key: Mapped[str | None] = mapped_column(Text)
+    group_key: Mapped[str | None] = mapped_column(Text)
+    codec: Mapped[str | None] = mapped_column(Text)
+    payload_ref: Mapped[str | None] = mapped_column(Text)
+    headers: Mapped[Any | None] = mapped_column(Json)
+    payload: Mapped[Any] = mapped_column(Json)
+
+
+class Archive(Base):
+    __tablename__ = "pgqrs_archive"
+    __table_args__ = (
+        UniqueConstraint("original_message_id"),
+        one_of("archive_reason", ArchiveReason),
+        Index("ix_pgqrs_archive_ended", "queue_id", "archive_reason", "archived_at"),
+        TABLE,
+    )
+
+    id: Mapped[int] = mapped_column(BigId, Identity(), primary_key=True)
+    original_message_id: Mapped[int] = mapped_column(BigId)
+    queue_id: Mapped[int] = mapped_column(BigId)
+    archive_reason: Mapped[ArchiveReason] = mapped_column(EnumText(ArchiveReason))
+    priority: Mapped[int] = mapped_column(Small)
+    read_ct: Mapped[int] = mapped_column(Whole)
+    released_ct: Mapped[int] = mapped_column(Whole)
+    enqueued_at: Mapped[datetime] = mapped_column(UTCDateTime)
+    dequeued_at: Mapped[datetime | None] = mapped_column(UTCDateTime)
+    expires_at: Mapped[datetime | None] = mapped_column(UTCDateTime)
+    archived_at: Mapped[datetime] = mapped_column(UTCDateTime)
+    producer_worker_id: Mapped[int | None] = mapped_column(BigId)
+    consumer_worker_id: Mapped[int | None] = mapped_column(BigId)
+    replayed_as: Mapped[int | None] = mapped_column(BigId)
+    dedup_key: Mapped[str | None] = mapped_column(Text)
+    group_key: Mapped[str | None] = mapped_column(Text)
+    codec: Mapped[str | None] = mapped_column(Text)
+    payload_ref: Mapped[str | None] = mapped_column(Text)
+    headers: Mapped[Any | None] = mapped_column(Json)
+    payload: Mapped[Any] = mapped_column(Json)
+    result: Mapped[Any | None] = mapped_column(Json)
+    error: Mapped[str | None] = mapped_column(Text)
+
+
+class Workflow(Base):
+    """A row is one run."""
+
+    __tablename__ = "pgqrs_workflows"
+    __table_args__ = (
+        UniqueConstraint("name", "key"),
+        one_of("status", RunStatus),
+        Index("ix_pgqrs_workflows_parent_id", "parent_id"),
+        Index("ix_pgqrs_workflows_status", "status", "wake_at"),
+        TABLE,
+    )
+
+    id: Mapped[int] = mapped_column(BigId, Identity(), primary_key=True)
+    name: Mapped[str] = mapped_column(Text)
+    key: Mapped[str | None] = mapped_column(Text)
+    parent_id: Mapped[int | None] = mapped_column(
+        BigId, ForeignKey("pgqrs_workflows.id", ondelete="CASCADE")
+    )
+    version: Mapped[str | None] = mapped_column(Text)
+    status: Mapped[RunStatus] = mapped_column(EnumText(RunStatus))
+    input: Mapped[Any] = mapped_column(Json)
+    output: Mapped[Any | None] = mapped_column(Json)
+    error: Mapped[str | None] = mapped_column(Text)
+    created_at: Mapped[datetime] = mapped_column(UTCDateTime)
+    updated_at: Mapped[datetime] = mapped_column(UTCDateTime)
+    wake_at: Mapped[datetime | None] = mapped_column(UTCDateTime)
+    deadline_at: Mapped[datetime | None] = mapped_column(UTCDateTime)
+
+
+class WorkflowStep(Base):
+    __tablename__ = "pgqrs_workflow_steps"
+    __table_args__ = (
+        UniqueConstraint("workflow_id", "step_id"),
+        one_of("status", StepStatus),
+        TABLE,
+    )
+
+    id: Mapped[int] = mapped_column(BigId, Identity(), primary_key=True)
+    workflow_id: Mapped[int] = mapped_column(
+        BigId, ForeignKey("pgqrs_workflows.id", ondelete="CASCADE")
+    )
+    step_id: Mapped[str] = mapped_column(Text)
+    status: Mapped[StepStatus] = mapped_column(EnumText(StepStatus))
+    output: Mapped[Any | None] = mapped_column(Json)
+    error: Mapped[str | None] = mapped_column(Text)
+    started_at: Mapped[datetime | None] = mapped_column(UTCDateTime)
+    completed_at: Mapped[datetime | None] = mapped_column(UTCDateTime)
+    wake_at: Mapped[datetime | None] = mapped_column(UTCDateTime)
+
+
+class SchemaHistory(Base):
+    """Which revisions were applied here, and from which text."""
+
+    __tablename__ = "pgqrs_schema_history"
+    __table_args__ = ({"sqlite_strict": True},)
+
+    revision: Mapped[str] = mapped_column(Text, primary_key=True)
+    checksum: Mapped[str] = mapped_column(Text)
+    applied_at: Mapped[datetime] = mapped_column(UTCDateTime)
+
+
+queues = Base.metadata.tables["pgqrs_queues"]
+workers = Base.metadata.tables["pgqrs_workers"]
+messages = Base.metadata.tables["pgqrs_messages"]
+archive = Base.metadata.tables["pgqrs_archive"]
+workflows = Base.metadata.tables["pgqrs_workflows"]
+workflow_steps = Base.metadata.tables["pgqrs_workflow_steps"]
+schema_history = Base.metadata.tables["pgqrs_schema_history"]

@@ -1,0 +1,142 @@
+"""From a Python value to the JSON text that is stored, refusing what would not come back unchanged.
+
+The common case costs one pass in Python for the keys and one in C for the text. Only when something is
+wrong does a second, slower walk find out where, so that the error can name the path.
+
+What JSON can hold but PostgreSQL's JSONB cannot (a nul character, half a surrogate pair) is refused on every
+backend. Integers of any size are kept exactly. A float stays a float: JSONB would turn `1e+16` into
+`10000000000000000`, so such numbers are written out in full, with a fraction.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import traceback
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from pgqrs.errors import InvalidPayload, PayloadTooLarge
+
+_to_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_SCALARS = frozenset((str, int, float, bool, type(None)))
+_STRING_OR_EXPONENT = re.compile(r'"(?:[^"\\]|\\.)*"|-?[0-9.]+e\+[0-9]+')
+
+
+def encode(payload: Any, *, max_bytes: int, max_depth: int) -> str:
+    """The JSON text of a payload, or `InvalidPayload` saying what is wrong where."""
+    try:
+        text = _to_text(payload) if _is_plain(payload, max_depth) else None
+        size = len(text.encode()) if text is not None else 0
+    except (TypeError, ValueError, RecursionError):
+        text = None
+    if text is None or "\\u0000" in text:
+        _explain(payload, "payload", max_depth)
+        text = _to_text(payload)
+        size = len(text.encode())
+    if size > max_bytes:
+        raise PayloadTooLarge("payload", f"{size} bytes of JSON, more than the {max_bytes} allowed")
+    return _STRING_OR_EXPONENT.sub(_in_full, text) if "e+" in text else text
+
+
+def encode_many(payloads: Sequence[Any], *, max_bytes: int, max_depth: int) -> list[str]:
+    """The JSON texts of a batch; an error names the index of the payload it is about."""
+    texts: list[str] = []
+    for payload in payloads:
+        try:
+            texts.append(encode(payload, max_bytes=max_bytes, max_depth=max_depth))
+        except InvalidPayload as exc:
+            raise exc.at(len(texts)) from None
+    return texts
+
+
+def encode_headers(headers: Mapping[str, Any] | None, *, max_bytes: int) -> str | None:
+    """The JSON text of message headers: a small map."""
+    if headers is None:
+        return None
+    if not isinstance(headers, Mapping):
+        raise InvalidPayload("headers", f"expected a mapping, got {type(headers).__name__}")
+    _explain(dict(headers), "headers", max_depth=8)
+    return encode(dict(headers), max_bytes=max_bytes, max_depth=8)
+
+
+def error_text(error: str | BaseException | None) -> str | None:
+    """An error as text that every backend can store: an exception with its traceback."""
+    if error is None:
+        return None
+    if isinstance(error, BaseException):
+        error = "".join(traceback.format_exception(error))
+    return error.replace("\0", "\\0").encode(errors="backslashreplace").decode()
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    """Whether keys and nesting are surely fine: exact built-in types, string keys, not too deep."""
+    kind = type(value)
+    if kind in _SCALARS:
+        return True
+    if depth == 0:
+        return False
+    if kind is dict:
+        for key in value:
+            if type(key) is not str:
+                return False
+        value = value.values()
+    elif kind is not list:
+        return False
+    return all(type(item) in _SCALARS or _is_plain(item, depth - 1) for item in value)
+
+
+def _explain(value: Any, path: str, max_depth: int) -> None:
+    """Raise for the first thing that cannot be stored; return if there is none."""
+    if isinstance(value, str):
+        _explain_text(value, path)
+    elif isinstance(value, Mapping | list | tuple):
+        if max_depth == 0:
+            raise InvalidPayload(path, "nested too deeply")
+        if isinstance(value, Mapping):
+            if not isinstance(value, dict):
+                raise InvalidPayload(path, f"{type(value).__name__} is not JSON; make it a dict")
+            for key, item in value.items():
+                if not isinstance(key, str):
+                    raise InvalidPayload(
+                        path, f"the key {key!r} is not a string, and would come back as one"
+                    )
+                _explain_text(key, path)
+                _explain(item, f"{path}.{key}", max_depth - 1)
+        else:
+            for index, item in enumerate(value):
+                _explain(item, f"{path}[{index}]", max_depth - 1)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise InvalidPayload(path, f"{value!r} is not JSON")
+    elif isinstance(value, int):
+        try:
+            str(value)
+        except ValueError as exc:
+            raise InvalidPayload(path, "the integer has too many digits to be JSON") from exc
+    elif value is not None:
+        raise InvalidPayload(path, f"{type(value).__name__} is not JSON{_advice(value)}")
+
+
+def _explain_text(text: str, path: str) -> None:
+    if "\0" in text:
+        raise InvalidPayload(path, "contains a nul character, which PostgreSQL cannot store")
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise InvalidPayload(path, "contains half of a surrogate pair, not text") from exc
+
+
+def _advice(value: Any) -> str:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return "; encode it, for example as base64 text"
+    if hasattr(value, "isoformat"):
+        return "; use .isoformat(), with a time zone"
+    return ""
+
+
+def _in_full(match: re.Match[str]) -> str:
+    token = match[0]
+    return token if token[0] == '"' else f"{Decimal(token):f}.0"

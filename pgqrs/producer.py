@@ -1,0 +1,97 @@
+"""Putting messages into a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+
+from pgqrs import payloads
+from pgqrs.errors import InvalidArgument
+from pgqrs.repositories import messages
+from pgqrs.stores import Database
+from pgqrs.types import Duration, aware, seconds, whole
+
+LOWEST_PRIORITY, HIGHEST_PRIORITY = -32768, 32767
+MAX_HEADER_BYTES = 16 * 1024
+
+
+class Producer:
+    """Enqueues into one queue. It needs no row of its own and no closing: as short-lived as you like."""
+
+    def __init__(self, database: Database, queue: str) -> None:
+        self._database = database
+        self.queue = queue
+
+    def enqueue(
+        self,
+        payload: Any,
+        *,
+        delay: Duration | None = None,
+        eta: datetime | None = None,
+        priority: int = 0,
+        headers: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Add one message. When this returns, it is durable. Returns its id.
+
+        It is delivered at once, or after `delay`, or at `eta`; higher priorities first, then in order.
+        """
+        limits = self._database.config
+        text = payloads.encode(
+            payload, max_bytes=limits.max_payload_bytes, max_depth=limits.max_payload_depth
+        )
+        return self._enqueue([text], delay, eta, priority, headers)[0]
+
+    def enqueue_many(
+        self,
+        payloads_: Iterable[Any],
+        *,
+        delay: Duration | None = None,
+        eta: datetime | None = None,
+        priority: int = 0,
+        headers: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Add messages in order, all of them or none. Returns their ids."""
+        limits = self._database.config
+        texts = payloads.encode_many(
+            list(payloads_), max_bytes=limits.max_payload_bytes, max_depth=limits.max_payload_depth
+        )
+        return self._enqueue(texts, delay, eta, priority, headers) if texts else []
+
+    def _enqueue(
+        self,
+        texts: list[str],
+        delay: Duration | None,
+        eta: datetime | None,
+        priority: int,
+        headers: Mapping[str, Any] | None,
+    ) -> list[int]:
+        if delay is not None and eta is not None:
+            raise InvalidArgument("eta", "give a delay or an eta, not both")
+        options: dict[str, Any] = {
+            "delay": 0.0 if delay is None else seconds("delay", delay),
+            "eta": None if eta is None else aware("eta", eta),
+            "priority": whole("priority", priority, low=LOWEST_PRIORITY, high=HIGHEST_PRIORITY),
+            "headers": payloads.encode_headers(headers, max_bytes=MAX_HEADER_BYTES),
+            "producer": None,
+        }
+        now = self._database.now()
+        return self._database.write(
+            lambda connection: messages.enqueue(connection, self.queue, texts, now=now, **options),
+            single=messages.fits_one_statement(texts),
+        )
+
+    def close(self) -> None:
+        """Nothing to let go of; here so that it reads like a consumer."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

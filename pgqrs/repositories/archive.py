@@ -1,0 +1,223 @@
+"""Finished messages: listing them, sending them round again, forgetting the old ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from sqlalchemy import Connection, and_, bindparam, delete, insert, select, update
+
+from pgqrs.errors import MessageNotFound
+from pgqrs.models import archive, messages, queues
+from pgqrs.repositories import dequeue
+from pgqrs.repositories.expressions import Claim, at, claims, moment
+from pgqrs.repositories.messages import FENCE, HELD, give_back
+from pgqrs.sqltypes import Flag
+from pgqrs.types import ArchivedMessage, ArchiveReason
+
+COLUMNS = (
+    archive.c.id,
+    archive.c.original_message_id,
+    archive.c.archive_reason,
+    archive.c.payload,
+    archive.c.headers,
+    archive.c.priority,
+    archive.c.enqueued_at,
+    archive.c.dequeued_at,
+    archive.c.archived_at,
+    archive.c.read_ct,
+    archive.c.released_ct,
+    archive.c.producer_worker_id,
+    archive.c.consumer_worker_id,
+    archive.c.result,
+    archive.c.error,
+    archive.c.replayed_as,
+)
+"""In the order of the fields of `ArchivedMessage`, which starts with the name of the queue."""
+
+_WITH_QUEUE = select(queues.c.queue_name, *COLUMNS).join_from(
+    archive, queues, archive.c.queue_id == queues.c.id
+)
+_GET = _WITH_QUEUE.where(archive.c.original_message_id == bindparam("id"))
+_ENDED_BY_HOLDER = select(archive.c.original_message_id).join_from(
+    archive,
+    HELD,
+    and_(
+        archive.c.original_message_id == HELD.c.id,
+        archive.c.consumer_worker_id == HELD.c.worker_id,
+        archive.c.read_ct == HELD.c.read_ct,
+        archive.c.archive_reason == ArchiveReason.COMPLETED,
+    ),
+)
+_COPIED = [
+    column.name
+    for column in messages.c
+    if column.name in archive.c
+    and column.name
+    not in ("id", "read_ct", "released_ct", "enqueued_at", "dequeued_at", "consumer_worker_id")
+]
+
+
+def ack(connection: Connection, holds: Sequence[Claim], *, now: datetime | None) -> set[int]:
+    """Archive held messages as completed; returns the ids that are.
+
+    Safe to repeat: a message that this very claim completed before counts as completed.
+    """
+    done = dequeue.finish(connection, holds, reason=ArchiveReason.COMPLETED, error=None, now=now)
+    missing = [hold for hold in holds if hold.id not in done]
+    if missing:
+        done |= set(connection.execute(_ENDED_BY_HOLDER, {"held": claims(missing)}).scalars())
+    return done
+
+
+_FAILING = (
+    select(messages.c.id, dequeue.is_last_attempt(queues.c.max_read_ct))
+    .select_from(messages.join(HELD, and_(*FENCE)).join(queues, messages.c.queue_id == queues.c.id))
+    .with_for_update(of=messages)
+)
+
+
+def fail(
+    connection: Connection,
+    holds: Sequence[Claim],
+    *,
+    error: str | None,
+    delay: float,
+    dead: bool,
+    now: datetime | None,
+) -> dict[int, bool]:
+    """Deliver held messages again after a delay, or archive as failed those that had their last attempt.
+
+    Returns for each message that was really held whether it will be delivered again.
+    """
+    failing = connection.execute(_FAILING, {"held": claims(holds)})
+    again = {id: not (dead or last) for id, last in failing}
+    retried = [hold for hold in holds if again.get(hold.id) is True]
+    ended = [hold for hold in holds if again.get(hold.id) is False]
+    if retried:
+        give_back(connection, retried, delay=delay, counted=True, now=now)
+    if ended:
+        dequeue.finish(connection, ended, reason=ArchiveReason.FAILED, error=error, now=now)
+    return again
+
+
+def get(connection: Connection, message_id: int) -> ArchivedMessage | None:
+    """How this message ended; None if it has not."""
+    row = connection.execute(_GET, {"id": message_id}).first()
+    return None if row is None else ArchivedMessage(*row)
+
+
+def find(
+    connection: Connection,
+    queue: str,
+    *,
+    reasons: Sequence[ArchiveReason],
+    replayed: bool,
+    limit: int,
+    after: int,
+) -> list[ArchivedMessage]:
+    """Archived messages in the order they ended, a page at a time."""
+    statement = (
+        _WITH_QUEUE.where(
+            queues.c.queue_name == queue,
+            archive.c.archive_reason.in_(reasons),
+            archive.c.id > after,
+        )
+        .order_by(archive.c.id)
+        .limit(limit)
+    )
+    if not replayed:
+        statement = statement.where(archive.c.replayed_as.is_(None))
+    return [ArchivedMessage(*row) for row in connection.execute(statement)]
+
+
+_REPLAY = (
+    insert(messages)
+    .from_select(
+        [
+            *_COPIED,
+            "ready",
+            "vt",
+            "enqueued_at",
+            "read_ct",
+            "released_ct",
+        ],
+        select(
+            *(archive.c[name] for name in _COPIED),
+            bindparam("now_ready", True, type_=Flag()),
+            moment("now"),
+            moment("now"),
+            bindparam("none_yet", 0, type_=archive.c.read_ct.type),
+            bindparam("none_yet", 0, type_=archive.c.read_ct.type),
+        )
+        .where(archive.c.id.in_(bindparam("ids", expanding=True)))
+        .order_by(archive.c.id),
+    )
+    .returning(messages.c.id)
+)
+_MARK_REPLAYED = (
+    update(archive)
+    .where(archive.c.id == bindparam("archived"))
+    .values(replayed_as=bindparam("new_id"))
+)
+
+
+def replay_messages(
+    connection: Connection, message_ids: Sequence[int], *, now: datetime | None
+) -> list[int]:
+    """Enqueue anew what these messages were. Returns the ids of the new ones, in the same order."""
+    archived = [_archive_id(connection, id) for id in message_ids]
+    created = _replay(connection, archived, now=now)
+    return [created[id] for id in archived]
+
+
+def replay_failed(connection: Connection, queue: str, *, limit: int, now: datetime | None) -> int:
+    """Enqueue anew up to `limit` dead letters that were not yet. Returns how many."""
+    failed = find(
+        connection, queue, reasons=[ArchiveReason.FAILED], replayed=False, limit=limit, after=0
+    )
+    return len(_replay(connection, [found.id for found in failed], now=now))
+
+
+def _archive_id(connection: Connection, message_id: int) -> int:
+    found = get(connection, message_id)
+    if found is None:
+        raise MessageNotFound(message_id)
+    return found.id
+
+
+def _replay(connection: Connection, ids: Iterable[int], *, now: datetime | None) -> dict[int, int]:
+    """Archive id → id of the new message. The archive keeps its rows, each with what it became."""
+    chosen = sorted(ids)
+    if not chosen:
+        return {}
+    created = connection.execute(_REPLAY, {"ids": chosen} | at(now=(now, 0.0))).scalars()
+    replayed = dict(zip(chosen, sorted(created), strict=True))
+    connection.execute(
+        _MARK_REPLAYED, [{"archived": old, "new_id": new} for old, new in replayed.items()]
+    )
+    return replayed
+
+
+def purge(
+    connection: Connection,
+    queue: str,
+    *,
+    reasons: Sequence[ArchiveReason],
+    older_than: float,
+    limit: int,
+    now: datetime | None,
+) -> int:
+    """Forget up to `limit` messages that ended longer ago than this. Returns how many."""
+    old = (
+        select(archive.c.id)
+        .join_from(archive, queues, archive.c.queue_id == queues.c.id)
+        .where(
+            queues.c.queue_name == queue,
+            archive.c.archive_reason.in_(reasons),
+            archive.c.archived_at <= moment("cutoff"),
+        )
+        .limit(limit)
+    )
+    statement = delete(archive).where(archive.c.id.in_(old))
+    return connection.execute(statement, at(cutoff=(now, -older_than))).rowcount

@@ -1,0 +1,201 @@
+"""Messages: in, and everything their holder may do with them short of finishing them.
+
+Every change by a holder is fenced: it matches the message's id, the worker that claimed it and the `read_ct` of that claim
+(see `FENCE`), so a holder that lost its lease changes nothing. What is returned are the ids that were changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Select, Text, bindparam, cast, insert, or_, select, update
+from sqlalchemy.sql.expression import ColumnElement, FromClause
+
+from pgqrs.errors import QueueNotFound
+from pgqrs.models import messages, queues
+from pgqrs.repositories.expressions import Claim, at, claims, held, moment, rows, texts
+from pgqrs.sqltypes import BigId, Flag, Json
+from pgqrs.types import Message
+
+COLUMNS = (
+    messages.c.id,
+    messages.c.payload,
+    messages.c.headers,
+    messages.c.priority,
+    messages.c.vt,
+    messages.c.enqueued_at,
+    messages.c.read_ct,
+    messages.c.released_ct,
+    messages.c.dequeued_at,
+    messages.c.producer_worker_id,
+    messages.c.consumer_worker_id,
+)
+"""In the order of the fields of `Message`, which starts with the name of the queue."""
+
+CHUNK_BYTES = 8 * 1024 * 1024
+"""The most text sent in one statement of a batch; JSONB itself ends at 256 MB."""
+
+HELD = held()
+FENCE: tuple[ColumnElement[bool], ...] = (
+    messages.c.id == HELD.c.id,
+    messages.c.consumer_worker_id == HELD.c.worker_id,
+    or_(HELD.c.read_ct.is_(None), messages.c.read_ct == HELD.c.read_ct),
+)
+
+
+def _insert_into_queue(payload: ColumnElement[Any], source: FromClause | None = None) -> Any:
+    # Locking the queue's row keeps it from being deleted until this commits.
+    queue = (
+        select(queues.c.id)
+        .where(queues.c.queue_name == bindparam("queue"))
+        .with_for_update(read=True, key_share=True)
+        .cte("queue")
+    )
+    values: dict[str, ColumnElement[Any]] = {
+        "queue_id": queue.c.id,
+        "payload": payload,
+        "headers": cast(bindparam("headers", type_=Text()), Json()),
+        "priority": bindparam("priority", type_=messages.c.priority.type),
+        "ready": bindparam("ready", type_=Flag()),
+        "vt": moment("vt"),
+        "enqueued_at": moment("now"),
+        "read_ct": bindparam("zero", 0, type_=messages.c.read_ct.type),
+        "released_ct": bindparam("zero", 0, type_=messages.c.read_ct.type),
+        "producer_worker_id": bindparam("producer", type_=BigId),
+    }
+    source_rows: Select[Any] = select(*values.values()).select_from(queue)
+    if source is not None:
+        source_rows = source_rows.join_from(queue, source, queue.c.id.is_not(None))
+        source_rows = source_rows.order_by(source.c.position)
+    return insert(messages).from_select(list(values), source_rows).returning(messages.c.id)
+
+
+_PAYLOADS = rows("payloads")
+_ENQUEUE = _insert_into_queue(cast(bindparam("payload", type_=Text()), Json()))
+_ENQUEUE_MANY = _insert_into_queue(_PAYLOADS.c.value, _PAYLOADS)
+
+
+def enqueue(
+    connection: Connection,
+    queue: str,
+    payloads: list[str],
+    *,
+    headers: str | None,
+    priority: int,
+    delay: float,
+    eta: datetime | None,
+    producer: int | None,
+    now: datetime | None,
+) -> list[int]:
+    """Add messages, given as JSON texts, in order; all of them or none. Returns their ids."""
+    vt = (now, delay) if eta is None else (eta, 0.0)
+    shared: dict[str, Any] = {
+        "queue": queue,
+        "headers": headers,
+        "priority": priority,
+        "ready": eta is None and delay == 0,
+        "producer": producer,
+    } | at(now=(now, 0.0), vt=vt)
+    if len(payloads) == 1:
+        ids = connection.execute(_ENQUEUE, shared | {"payload": payloads[0]}).scalars().all()
+    else:
+        ids = [
+            id
+            for chunk in chunks(payloads)
+            for id in connection.execute(
+                _ENQUEUE_MANY, shared | {"payloads": texts(connection, chunk)}
+            ).scalars()
+        ]
+    if len(ids) != len(payloads):
+        raise QueueNotFound(queue)
+    return sorted(ids)
+
+
+def fits_one_statement(payloads: list[str]) -> bool:
+    """Whether a batch needs no transaction around it."""
+    return len(payloads) == 1 or sum(map(len, payloads)) <= CHUNK_BYTES
+
+
+def chunks(payloads: list[str]) -> list[list[str]]:
+    """A batch in pieces that one statement can carry. Nearly always there is one."""
+    pieces: list[list[str]] = [[]]
+    room = CHUNK_BYTES
+    for text in payloads:
+        if len(text) > room and pieces[-1]:
+            pieces.append([])
+            room = CHUNK_BYTES
+        pieces[-1].append(text)
+        room -= len(text)
+    return pieces
+
+
+_EXTEND = (
+    update(messages)
+    .where(*FENCE)
+    .values(vt=moment("lease"), ready=bindparam("not_ready", False, type_=Flag()))
+    .returning(messages.c.id)
+)
+_GIVE_BACK = (
+    update(messages)
+    .where(*FENCE)
+    .values(
+        vt=moment("back"),
+        ready=bindparam("now_ready", type_=Flag()),
+        released_ct=messages.c.released_ct + bindparam("released"),
+        consumer_worker_id=None,
+    )
+    .returning(messages.c.id)
+)
+
+
+def extend(
+    connection: Connection, holds: Iterable[Claim], *, lease: float, now: datetime | None
+) -> set[int]:
+    """Let the leases end so long from now."""
+    bound = {"held": claims(holds)} | at(lease=(now, lease))
+    return set(connection.execute(_EXTEND, bound).scalars())
+
+
+def give_back(
+    connection: Connection,
+    holds: Iterable[Claim],
+    *,
+    delay: float,
+    counted: bool,
+    now: datetime | None,
+) -> set[int]:
+    """End the leases and deliver again after a delay; `counted` as a failed attempt, or not."""
+    bound = {
+        "held": claims(holds),
+        "now_ready": delay == 0,
+        "released": 0 if counted else 1,
+    } | at(back=(now, delay))
+    return set(connection.execute(_GIVE_BACK, bound).scalars())
+
+
+_GET = (
+    select(queues.c.queue_name, *COLUMNS)
+    .join_from(messages, queues, messages.c.queue_id == queues.c.id)
+    .where(messages.c.id == bindparam("id"))
+)
+_PEEK = (
+    select(queues.c.queue_name, *COLUMNS)
+    .join_from(queues, messages, messages.c.queue_id == queues.c.id)
+    .where(queues.c.queue_name == bindparam("queue"), messages.c.id > bindparam("after"))
+    .order_by(messages.c.id)
+    .limit(bindparam("limit"))
+)
+
+
+def get(connection: Connection, id: int) -> Message | None:
+    """One message, whoever holds it."""
+    row = connection.execute(_GET, {"id": id}).first()
+    return None if row is None else Message(*row)
+
+
+def peek(connection: Connection, queue: str, *, limit: int, after: int) -> list[Message]:
+    """Messages by id, without claiming them."""
+    bound = {"queue": queue, "limit": limit, "after": after}
+    return [Message(*row) for row in connection.execute(_PEEK, bound)]

@@ -1,0 +1,116 @@
+"""Queues and their settings."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row, bindparam, delete, func, literal, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from pgqrs.errors import QueueExists, QueueNotEmpty, QueueNotFound
+from pgqrs.models import archive, messages, queues
+from pgqrs.repositories.expressions import at, moment, per_dialect
+from pgqrs.types import Queue
+
+COLUMNS = (
+    queues.c.id,
+    queues.c.queue_name,
+    queues.c.created_at,
+    queues.c.lease,
+    queues.c.max_read_ct,
+    queues.c.retention,
+    queues.c.paused,
+)
+_NEW: dict[str, Any] = {
+    "queue_name": bindparam("new_name"),
+    "lease": bindparam("new_lease"),
+    "max_read_ct": bindparam("new_max_read_ct"),
+    "retention": bindparam("new_retention"),
+    "paused": literal(False, queues.c.paused.type),
+    "created_at": moment("now"),
+}
+_INSERT_POSTGRES = (
+    postgresql.insert(queues).values(_NEW).on_conflict_do_nothing().returning(queues.c.id)
+)
+_INSERT_SQLITE = sqlite.insert(queues).values(_NEW).on_conflict_do_nothing().returning(queues.c.id)
+_NAMED = queues.c.queue_name == bindparam("queue")
+_GET = select(*COLUMNS).where(_NAMED)
+_LOCK = select(queues.c.id).where(_NAMED).with_for_update()
+_LIST = select(*COLUMNS).order_by(queues.c.queue_name)
+_COUNT = select(func.count()).where(messages.c.queue_id == bindparam("queue_id"))
+
+_insert = per_dialect(
+    postgresql=lambda connection, values: connection.execute(_INSERT_POSTGRES, values),
+    sqlite=lambda connection, values: connection.execute(_INSERT_SQLITE, values),
+)
+
+
+def create(
+    connection: Connection,
+    name: str,
+    *,
+    lease: float,
+    max_read_ct: int,
+    retention: float | None,
+    if_not_exists: bool,
+    now: datetime | None,
+) -> Queue:
+    """A new queue, or with `if_not_exists` the one that is there, unchanged."""
+    values = {
+        "new_name": name,
+        "new_lease": lease,
+        "new_max_read_ct": max_read_ct,
+        "new_retention": retention,
+    }
+    created = _insert(connection, values | at(now=(now, 0))).first() is not None
+    if not created and not if_not_exists:
+        raise QueueExists(name)
+    return get(connection, name)
+
+
+def get(connection: Connection, name: str) -> Queue:
+    """The queue of this name."""
+    row = connection.execute(_GET, {"queue": name}).first()
+    if row is None:
+        raise QueueNotFound(name)
+    return _queue(row)
+
+
+def find(connection: Connection) -> list[Queue]:
+    """All queues by name."""
+    return [_queue(row) for row in connection.execute(_LIST)]
+
+
+def configure(connection: Connection, name: str, **settings: Any) -> Queue:
+    """Change settings; they count from the next operation on."""
+    if settings:
+        connection.execute(update(queues).where(queues.c.queue_name == name).values(settings))
+    return get(connection, name)
+
+
+def purge(connection: Connection, name: str, *, limit: int) -> int:
+    """Delete up to `limit` messages, held or not; whoever held one loses it. Returns how many."""
+    queue = get(connection, name)
+    some = select(messages.c.id).where(messages.c.queue_id == queue.id).limit(limit)
+    return connection.execute(delete(messages).where(messages.c.id.in_(some))).rowcount
+
+
+def remove(connection: Connection, name: str, *, force: bool) -> None:
+    """Delete an empty queue and its archive; by force also its messages.
+
+    The queue's row is locked first. Enqueueing locks it too, so no message can slip in behind the count.
+    """
+    queue_id = connection.execute(_LOCK, {"queue": name}).scalar()
+    if queue_id is None:
+        raise QueueNotFound(name)
+    remaining = connection.execute(_COUNT, {"queue_id": queue_id}).scalar_one()
+    if remaining and not force:
+        raise QueueNotEmpty(name, remaining)
+    connection.execute(delete(messages).where(messages.c.queue_id == queue_id))
+    connection.execute(delete(archive).where(archive.c.queue_id == queue_id))
+    connection.execute(delete(queues).where(queues.c.id == queue_id))
+
+
+def _queue(row: Row[Any]) -> Queue:
+    return Queue(*row)

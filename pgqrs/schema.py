@@ -1,0 +1,222 @@
+"""Installing, upgrading and verifying the tables.
+
+The revisions are Alembic's, one linear history for both databases, in `alembic/versions` (inside a wheel: `pgqrs/_alembic`). Each
+revision, when applied, writes its own checksum into `pgqrs_schema_history`. That table, not Alembic's version table, is what a
+store looks at when it opens: it is there whoever ran the revisions (`admin.install()`, `alembic upgrade head`, or the
+application's own Alembic environment), and reading it needs no Alembic.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, Table, delete, insert, inspect, select, text
+
+from pgqrs.errors import (
+    RevisionAltered,
+    RevisionMissing,
+    RevisionUnknown,
+    SchemaNotInstalled,
+    SchemaTooNew,
+    UpgradeRequired,
+)
+from pgqrs.models import schema_history
+
+if TYPE_CHECKING:
+    from alembic.config import Config as AlembicConfig
+    from alembic.operations import Operations
+
+VERSION_TABLE = "pgqrs_alembic_version"
+INSTALL_LOCK = 0x7067717273  # "pgqrs": any constant, the same in every process
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """One revision script that this pgqrs carries."""
+
+    id: str
+    checksum: str
+
+
+def scripts_path() -> Path:
+    """The directory with Alembic's `env.py` and `versions`."""
+    package = Path(__file__).parent
+    shipped = package / "_alembic"
+    return shipped if shipped.is_dir() else package.parent / "alembic"
+
+
+def versions_path() -> Path:
+    """The directory an application adds to its own Alembic `version_locations`."""
+    return scripts_path() / "versions"
+
+
+@cache
+def revisions() -> tuple[Revision, ...]:
+    """The revisions this pgqrs carries, oldest first."""
+    return read_revisions(versions_path())
+
+
+def read_revisions(directory: Path) -> tuple[Revision, ...]:
+    """The revisions of a directory, in the order of their numbered file names."""
+    return tuple(_read_revision(path) for path in sorted(directory.glob("[0-9]*_*.py")))
+
+
+def _read_revision(path: Path) -> Revision:
+    source = path.read_text(encoding="utf-8")
+    declared = re.search(r'^revision = "([^"]+)"$', source, re.MULTILINE)
+    if declared is None:
+        raise ValueError(f"{path} declares no revision")
+    return Revision(declared[1], hashlib.sha256(source.encode()).hexdigest())
+
+
+def applied(connection: Connection) -> dict[str, str]:
+    """What the database records: revision → checksum, oldest first. Empty before the first install."""
+    if not _exists(connection, schema_history):
+        return {}
+    rows = connection.execute(
+        select(schema_history.c.revision, schema_history.c.checksum).order_by(
+            schema_history.c.revision
+        )
+    )
+    return {revision: checksum for revision, checksum in rows}
+
+
+def verify(connection: Connection) -> None:
+    """Raise the error that says how the database differs from what this pgqrs needs."""
+    compare(applied(connection), revisions())
+
+
+def compare(recorded: dict[str, str], known: tuple[Revision, ...]) -> None:
+    """Raise for the first difference between a recorded history and the known revisions."""
+    if not recorded:
+        raise SchemaNotInstalled
+    head = known[-1].id
+    ids = [revision.id for revision in known]
+    for id in recorded:
+        if id not in ids:
+            raise SchemaTooNew(id) if id > head else RevisionUnknown(id)
+    last = max(ids.index(id) for id in recorded)
+    for revision in known[: last + 1]:
+        if revision.id not in recorded:
+            raise RevisionMissing(revision.id)
+        if recorded[revision.id] != revision.checksum:
+            raise RevisionAltered(revision.id)
+    if last + 1 < len(known):
+        raise UpgradeRequired(current=ids[last], wanted=head)
+
+
+def upgrade(connection: Connection, *, schema: str | None = None, to: str = "head") -> None:
+    """Apply what is missing, in the transaction of this connection. Nothing to do is fine.
+
+    A history that was tampered with is refused before anything is changed.
+    """
+    prepare(connection, schema)
+    recorded = applied(connection)
+    if recorded:
+        try:
+            compare(recorded, revisions())
+        except UpgradeRequired:
+            pass
+        else:
+            return
+    from alembic import command
+
+    command.upgrade(_alembic_config(connection, schema), to)
+
+
+def downgrade(connection: Connection, *, to: str, schema: str | None = None) -> None:
+    """Go back to a revision, or to "base": nothing of pgqrs remains but an empty version table."""
+    from alembic import command
+
+    command.downgrade(_alembic_config(connection, schema), to)
+
+
+def prepare(connection: Connection, schema: str | None) -> None:
+    """Before any revision runs: one installer at a time, the schema there, Alembic told of our history."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": INSTALL_LOCK})
+        if schema is not None and not inspect(connection).has_schema(schema):
+            quoted = connection.dialect.identifier_preparer.quote(schema)
+            connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {quoted}"))
+    _stamp_from_history(connection, schema)
+
+
+def _stamp_from_history(connection: Connection, schema: str | None) -> None:
+    """When somebody else's Alembic ran our revisions, let ours know how far it came."""
+    recorded = applied(connection)
+    if not recorded:
+        return
+    from alembic.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+
+    context = MigrationContext.configure(
+        connection, opts={"version_table": VERSION_TABLE, "version_table_schema": schema}
+    )
+    if not context.get_current_heads():
+        context.stamp(ScriptDirectory(str(scripts_path())), max(recorded))
+
+
+def _alembic_config(connection: Connection, schema: str | None) -> AlembicConfig:
+    from alembic.config import Config as AlembicConfig
+
+    config = AlembicConfig(
+        attributes={"connection": connection, "schema": schema, "configure_logger": False}
+    )
+    config.set_main_option("script_location", str(scripts_path()).replace("%", "%%"))
+    return config
+
+
+def include_name(name: str | None, kind: str, _parents: Any) -> bool:
+    """Alembic's filter: in a shared database only our tables are our business."""
+    return kind != "table" or (name or "").startswith("pgqrs_")
+
+
+def exclude_name(name: str | None, kind: str, _parents: Any) -> bool:
+    """The opposite, for an application's own Alembic environment: leave pgqrs' tables alone."""
+    return kind != "table" or not (name or "").startswith("pgqrs_")
+
+
+# What revision scripts use.
+
+
+def record(op: Operations, revision: str) -> None:
+    """The last line of every upgrade: this revision was applied, from this text."""
+    checksum = next(known.checksum for known in revisions() if known.id == revision)
+    op.execute(
+        insert(schema_history).values(
+            revision=revision, checksum=checksum, applied_at=datetime.now(UTC)
+        )
+    )
+
+
+def forget(op: Operations, revision: str) -> None:
+    """The first line of every downgrade: this revision is not applied any more."""
+    op.execute(delete(schema_history).where(schema_history.c.revision == revision))
+
+
+def tune_for_postgres(op: Operations, table: str, **parameters: float) -> None:
+    """Set storage parameters; other databases have none."""
+    context = op.get_context()
+    if context.dialect.name != "postgresql":
+        return
+    schema = _translated_schema(context.connection)
+    if schema is not None:
+        table = f"{context.dialect.identifier_preparer.quote(schema)}.{table}"
+    settings = ", ".join(f"{key} = {value}" for key, value in parameters.items())
+    op.execute(text(f"ALTER TABLE {table} SET ({settings})"))
+
+
+def _translated_schema(connection: Connection | None) -> str | None:
+    options = connection.get_execution_options() if connection is not None else {}
+    translated = (options.get("schema_translate_map") or {}).get(None)
+    return None if translated is None else str(translated)
+
+
+def _exists(connection: Connection, table: Table) -> bool:
+    return inspect(connection).has_table(table.name, schema=_translated_schema(connection))

@@ -1,0 +1,106 @@
+"""Column types: the same Python values from both databases.
+
+PostgreSQL stores its native types. SQLite tables are STRICT, so only INTEGER, REAL and TEXT occur there: times are ISO-8601
+text in UTC with microseconds in one fixed width (so that text order is time order), JSON is text.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import (
+    REAL,
+    BigInteger,
+    Boolean,
+    DateTime,
+    Dialect,
+    Double,
+    Integer,
+    SmallInteger,
+    Text,
+    TypeDecorator,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.types import TypeEngine
+
+BigId = BigInteger().with_variant(Integer(), "sqlite")
+"""A 64-bit id; SQLite's autoincrement needs the column to be called INTEGER."""
+Whole = Integer()
+Small = SmallInteger().with_variant(Integer(), "sqlite")
+Seconds = Double().with_variant(REAL(), "sqlite")
+
+
+class UTCDateTime(TypeDecorator[datetime]):
+    """An aware time in UTC, both ways."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        kind: TypeEngine[Any] = Text() if dialect.name == "sqlite" else DateTime(timezone=True)
+        return dialect.type_descriptor(kind)
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
+        if value is None or dialect.name != "sqlite":
+            return value
+        return value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        when = datetime.fromisoformat(value) if isinstance(value, str) else value
+        return when if when.tzinfo is UTC else when.astimezone(UTC)
+
+
+class Flag(TypeDecorator[bool]):
+    """True or false."""
+
+    impl = Boolean
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        kind: TypeEngine[Any] = Integer() if dialect.name == "sqlite" else Boolean()
+        return dialect.type_descriptor(kind)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> bool | None:
+        return None if value is None else bool(value)
+
+
+class Undecodable(str):
+    """Stored text that turned out not to be JSON, as it is."""
+
+
+class Json(TypeDecorator[Any]):
+    """JSON. Bound as text that is JSON already (cast it), read as the Python value."""
+
+    impl = Text
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        kind: TypeEngine[Any] = Text() if dialect.name == "sqlite" else JSONB()
+        return dialect.type_descriptor(kind)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+        if value is None or dialect.name != "sqlite":
+            return value  # PostgreSQL's driver has parsed it already
+        try:
+            return json.loads(value)
+        except ValueError:
+            return Undecodable(value)
+
+
+class EnumText(TypeDecorator[StrEnum]):
+    """One of the words of an enum, kept as text; a CHECK on the table guards it."""
+
+    impl = Text
+    cache_ok = True
+
+    def __init__(self, words: type[StrEnum]) -> None:
+        super().__init__()
+        self.words = words
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> StrEnum | None:
+        return None if value is None else self.words(value)

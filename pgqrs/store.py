@@ -1,0 +1,131 @@
+"""The sync face: a store, and what can be got from it."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from sqlalchemy import URL, Connection, Engine
+from sqlalchemy.orm import Session
+
+from pgqrs.admin import Admin
+from pgqrs.clock import Clock
+from pgqrs.config import Config
+from pgqrs.consumer import Consumer
+from pgqrs.errors import InvalidConfig
+from pgqrs.producer import Producer
+from pgqrs.stores import Database, Work, open_database
+from pgqrs.transaction import Transaction, connection_of
+from pgqrs.types import ConcurrencyModel, Duration
+
+T = TypeVar("T")
+
+
+class Store:
+    """A database that pgqrs lives in: a URL, the application's own engine, or what the environment says.
+
+    One store serves all threads of a process. Opening looks at the recorded schema and refuses what it does not know; an
+    empty database is fine until something is used.
+    """
+
+    def __init__(
+        self,
+        target: str | URL | Engine | Config | None = None,
+        *,
+        clock: Clock | None = None,
+        **settings: Any,
+    ) -> None:
+        """`settings` are the fields of `Config`."""
+        engine = target if isinstance(target, Engine) else None
+        self.config = config_from(None if engine is not None else target, settings)
+        self._database: Database = open_database(self.config, engine, clock=clock)
+        self._database.open()
+
+    @property
+    def backend_name(self) -> str:
+        """`sqlite` or `postgres`."""
+        return self._database.backend_name
+
+    @property
+    def concurrency_model(self) -> ConcurrencyModel:
+        """How many processes the store is made for."""
+        return self._database.concurrency_model
+
+    @property
+    def supports_skip_locked(self) -> bool:
+        """Whether consumers claim side by side instead of one after the other."""
+        return self._database.supports_skip_locked
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, for rows of your own in the same transaction as `using`."""
+        return self._database.engine
+
+    def admin(self) -> Admin:
+        """Look after tables, queues, workers and the archive."""
+        return Admin(self._database)
+
+    def producer(self, queue: str) -> Producer:
+        """Put messages into a queue."""
+        return Producer(self._database, queue)
+
+    def consumer(
+        self,
+        queue: str,
+        *,
+        lease: Duration | None = None,
+        hostname: str | None = None,
+        port: int = 0,
+    ) -> Consumer:
+        """Take messages out of a queue."""
+        return Consumer(self._database, queue, lease=lease, hostname=hostname, port=port)
+
+    def using(self, owner: Connection | Session) -> Transaction:
+        """Enqueue and end claims inside the transaction of this connection or session."""
+        return Transaction(self._database, connection_of(owner))
+
+    def read(self, work: Work[T]) -> T:
+        """Run a work that changes nothing."""
+        return self._database.read(work)
+
+    def write(self, work: Work[T]) -> T:
+        """Run a work in one transaction and commit it. It may be run again: no I/O of its own in it."""
+        return self._database.write(work)
+
+    def verify_exclusive_access(self) -> None:
+        """Raise `NotExclusive` if another process has the SQLite file open; elsewhere there is nothing to check."""
+        self._database.verify_exclusive_access()
+
+    def close(self) -> None:
+        """Let go of the connections. An engine of the application's own stays open."""
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._database.engine.url!s})"
+
+
+def config_from(target: object, settings: dict[str, Any]) -> Config:
+    """The configuration for whatever a store was opened with."""
+    if isinstance(target, Config):
+        return target.with_(**settings) if settings else target
+    if isinstance(target, URL):
+        target = target.render_as_string(hide_password=False)
+    if isinstance(target, str):
+        return Config.from_dsn(target, **settings)
+    if target is None:
+        return Config.from_env(**settings)
+    raise InvalidConfig(
+        f"expected a URL, an engine or a Config, got {type(target).__name__}; "
+        "async engines belong to AsyncStore"
+    )

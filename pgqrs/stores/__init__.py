@@ -1,0 +1,36 @@
+"""Databases that pgqrs can live in, and how a URL or an engine finds its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Engine
+
+from pgqrs.config import Config
+from pgqrs.errors import InvalidConfig
+from pgqrs.stores.base import Database, Work
+from pgqrs.stores.postgres import PostgresDatabase
+from pgqrs.stores.sqlite import SqliteDatabase
+
+__all__ = ["Database", "Work", "database_class", "open_database"]
+
+DATABASES: dict[str, Any] = {
+    "sqlite": SqliteDatabase,
+    "postgresql": PostgresDatabase,
+}
+
+
+def database_class(name: str) -> Any:
+    """The class for a database, by the name its URLs start with."""
+    try:
+        return DATABASES[name]
+    except KeyError:
+        known = ", ".join(DATABASES)
+        raise InvalidConfig(f"no store for {name!r}; there are stores for: {known}") from None
+
+
+def open_database(config: Config, engine: Engine | None = None, **options: Any) -> Database:
+    """The database that the configuration names, or the one behind the application's engine."""
+    name = engine.dialect.name if engine is not None else config.url.get_backend_name()
+    database: Database = database_class(name)(config, engine=engine, **options)
+    return database

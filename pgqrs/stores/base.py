@@ -1,0 +1,227 @@
+"""What every database offers: `read(work)` and `write(work)`, and nothing else.
+
+A *work* is a function over a `Connection`, run in one transaction. It may be run again after a transient error, so it holds no user
+code and no I/O of its own. Retrying lives here, once. What is transient, and when a commit may have been lost, each database
+knows for itself.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import datetime
+from typing import Any, ClassVar, TypeVar
+
+from sqlalchemy import Connection, Engine
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+
+from pgqrs import schema
+from pgqrs.clock import Clock
+from pgqrs.config import Config
+from pgqrs.errors import (
+    CommitUncertain,
+    SchemaNotInstalled,
+    StoreClosed,
+    StoreUnavailable,
+    UpgradeRequired,
+)
+from pgqrs.types import ConcurrencyModel
+
+T = TypeVar("T")
+Work = Callable[[Connection], T]
+
+
+class Database(ABC):
+    """A database that pgqrs lives in."""
+
+    backend_name: ClassVar[str]
+    concurrency_model: ClassVar[ConcurrencyModel]
+    supports_schemas: ClassVar[bool] = False
+    """Whether `Config.schema` can name where the tables live."""
+    supports_skip_locked: ClassVar[bool] = False
+    """Whether consumers claim side by side instead of one after the other."""
+    supports_async_engine: ClassVar[bool] = False
+    """Whether async access is best through an `AsyncEngine`, and not through threads."""
+    supports_server_time: ClassVar[bool] = False
+    """Whether the database tells the time, so that `now` may be None."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        clock: Clock | None = None,
+        owned: bool = True,
+        sleep: Callable[[float], None] = time.sleep,
+        write_lock: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        """`sleep` and `write_lock` say how to wait where a thread may not: in an event loop."""
+        self.config = config
+        self.clock = clock
+        self.owned = owned
+        self._sleep = sleep
+        self._write_lock = write_lock
+        self._schema_is_there = False
+        self._closed = False
+
+    @property
+    @abstractmethod
+    def engine(self) -> Engine:
+        """The engine for an application that wants its own rows in the same transaction."""
+
+    @abstractmethod
+    def now(self) -> datetime | None:
+        """The time for a work; None if the database tells it."""
+
+    def read(self, work: Work[T], *, needs_schema: bool = True) -> T:
+        """Run a work that changes nothing."""
+        self._check(needs_schema)
+        return self._persist(lambda: self._read(work), repeatable=True)
+
+    def write(
+        self,
+        work: Work[T],
+        *,
+        single: bool = False,
+        repeatable: bool = False,
+        needs_schema: bool = True,
+    ) -> T:
+        """Run a work and commit it.
+
+        `single` promises that the work is one statement, which may then commit itself. `repeatable` promises that the
+        work may be run again even after it was committed.
+        """
+        self._check(needs_schema)
+        return self._persist(lambda: self._write(work, single), repeatable=repeatable)
+
+    def open(self) -> None:
+        """Refuse a database with a history this pgqrs does not know; migrate it if allowed to.
+
+        One that cannot be reached just now may still be opened: then the first use looks.
+        """
+        try:
+            self._read(schema.verify)
+            self._schema_is_there = True
+        except (SchemaNotInstalled, UpgradeRequired) as exc:
+            if self.config.upgrade:
+                self.install()
+            elif isinstance(exc, UpgradeRequired):
+                raise
+        except Exception as exc:
+            if not self.is_transient(exc):
+                raise
+
+    def install(self) -> None:
+        """Create or upgrade the tables."""
+        self.write(
+            lambda connection: schema.upgrade(connection, schema=self.config.schema),
+            repeatable=True,
+            needs_schema=False,
+        )
+        self._schema_is_there = True
+
+    def verify(self) -> None:
+        """Raise the error that says how the tables differ from what this pgqrs needs."""
+        self.read(schema.verify, needs_schema=False)
+
+    def verify_exclusive_access(self) -> None:
+        """Raise `NotExclusive` if a database made for one process is open in another."""
+
+    def close(self) -> None:
+        """Let go of the connections, unless the engine is the application's own."""
+        self._closed = True
+        if self.owned:
+            self.engine.dispose()
+
+    @abstractmethod
+    def _read(self, work: Work[T]) -> T: ...
+
+    @abstractmethod
+    def _write(self, work: Work[T], single: bool) -> T: ...
+
+    @abstractmethod
+    def is_transient(self, error: BaseException) -> bool:
+        """Whether trying again may help, and nothing was committed."""
+
+    def _check(self, needs_schema: bool) -> None:
+        if self._closed:
+            raise StoreClosed
+        if needs_schema and not self._schema_is_there:
+            self.verify()
+            self._schema_is_there = True
+
+    def _persist(self, attempt: Callable[[], T], *, repeatable: bool) -> T:
+        """Try once; only if that fails for a passing reason, set up to try for a while."""
+
+        def may_retry(error: BaseException) -> bool:
+            if isinstance(error, CommitUncertain):
+                return repeatable
+            return self.is_transient(error)
+
+        try:
+            return attempt()
+        except Exception as exc:
+            if not may_retry(exc):
+                raise
+        try:
+            return Retrying(
+                retry=retry_if_exception(may_retry),
+                stop=stop_after_delay(self.config.retry_for),
+                wait=wait_random_exponential(multiplier=0.02, max=1.0),
+                sleep=self._sleep,
+                reraise=True,
+            )(attempt)
+        except CommitUncertain:
+            raise
+        except Exception as exc:
+            if not self.is_transient(exc):
+                raise
+            raise StoreUnavailable(
+                f"gave up after {self.config.retry_for:g} s: {_first_line(exc)}"
+            ) from exc
+
+
+def _first_line(error: BaseException) -> str:
+    return str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
+
+
+class BorrowedConnection(Database):
+    """A connection inside a transaction of the application's own: works run there, and nothing is committed.
+
+    Nothing is retried either, since what failed is the application's whole transaction.
+    """
+
+    def __init__(self, database: Database, connection: Connection) -> None:
+        super().__init__(database.config, clock=database.clock, owned=False)
+        self._database = database
+        self._connection = connection
+
+    @property
+    def engine(self) -> Engine:
+        return self._connection.engine
+
+    def now(self) -> datetime | None:
+        return self._database.now()
+
+    def is_transient(self, error: BaseException) -> bool:
+        return False
+
+    def _check(self, needs_schema: bool) -> None:
+        # On the borrowed connection: the pool may have no other to give.
+        if needs_schema and not self._database._schema_is_there:
+            self._read(schema.verify)
+            self._database._schema_is_there = True
+
+    def _read(self, work: Work[T]) -> T:
+        if self.config.schema is None:
+            return work(self._connection)
+        before = self._connection.get_execution_options().get("schema_translate_map")
+        self._connection.execution_options(schema_translate_map={None: self.config.schema})
+        try:
+            return work(self._connection)
+        finally:
+            self._connection.execution_options(schema_translate_map=before)
+
+    def _write(self, work: Work[T], single: bool) -> T:
+        return self._read(work)

@@ -1,0 +1,198 @@
+"""PostgreSQL, through psycopg 3.
+
+Most operations are one statement. Those run in AUTOCOMMIT: one round trip instead of three. When the connection breaks in the middle of
+such a statement, or of a COMMIT, nobody can tell whether the server finished it; that is `CommitUncertain`, never a silent retry. A
+connection that broke while it lay idle in the pool (the server was restarted) is noticed before it is used, and replaced.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy.exc import DBAPIError
+
+from pgqrs.clock import Clock
+from pgqrs.config import Config
+from pgqrs.errors import CommitUncertain
+from pgqrs.stores.base import Database, T, Work
+from pgqrs.types import ConcurrencyModel
+
+TRANSIENT = frozenset(
+    (
+        "40001",  # serialization failure
+        "40P01",  # deadlock detected
+        "53300",  # too many connections
+        "57P03",  # cannot connect now: starting up, shutting down, in recovery
+    )
+)
+CONNECTION_ENDED = frozenset(("57P01", "57P02", "57P05"))
+"""The server ended the session: administrator, crash of a sibling, idle too long."""
+UNPREPARED = frozenset(("26000", "42P05"))
+"""A prepared statement is missing, or there already: a pooler gave us somebody else's session."""
+
+
+class PostgresDatabase(Database):
+    """A PostgreSQL server, for any number of processes and hosts."""
+
+    backend_name = "postgres"
+    concurrency_model = ConcurrencyModel.MULTI_PROCESS
+    supports_schemas = True
+    supports_skip_locked = True
+    supports_server_time = True
+    supports_async_engine = True
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        engine: Engine | None = None,
+        clock: Clock | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        write_lock: AbstractContextManager[Any] | None = None,
+        owned: bool | None = None,
+    ) -> None:
+        super().__init__(
+            config,
+            clock=clock,
+            sleep=sleep,
+            write_lock=write_lock,
+            owned=engine is None if owned is None else owned,
+        )
+        if engine is None:
+            engine = create_engine(config.url, **self.engine_options(config))
+        if config.schema is not None:
+            engine = engine.execution_options(schema_translate_map={None: config.schema})
+        if self.owned:
+            self._single = engine
+            self._engine = engine.execution_options(isolation_level="READ COMMITTED")
+        else:
+            self._single = engine.execution_options(isolation_level="AUTOCOMMIT")
+            self._engine = engine
+        self._preparing = True
+
+    @staticmethod
+    def engine_options(config: Config) -> dict[str, Any]:
+        """How an engine of our own is made."""
+        return {
+            # Switching to a transaction costs a little, and single statements are the hot path.
+            "isolation_level": "AUTOCOMMIT",
+            "pool_size": config.pool_size,
+            "max_overflow": config.pool_size,
+            "use_native_hstore": False,
+            "connect_args": {
+                "prepare_threshold": config.prepare_threshold,
+                "application_name": "pgqrs",
+                "connect_timeout": 10,
+                "keepalives_idle": 30,
+            },
+        }
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
+
+    def now(self) -> datetime | None:
+        return None if self.clock is None else self.clock.now()
+
+    def _read(self, work: Work[T]) -> T:
+        with self._connected(self._single) as connection:
+            return work(connection)
+
+    def _write(self, work: Work[T], single: bool) -> T:
+        return self._write_single(work) if single else self._write_transaction(work)
+
+    def _write_single(self, work: Work[T]) -> T:
+        with self._connected(self._single) as connection:
+            try:
+                return work(connection)
+            except DBAPIError as exc:
+                raise _uncertain_if_lost(exc) from exc
+
+    def _write_transaction(self, work: Work[T]) -> T:
+        with self._connected(self._engine) as connection, connection.begin() as transaction:
+            result = work(connection)
+            try:
+                transaction.commit()
+            except DBAPIError as exc:
+                raise _uncertain_if_lost(exc) from exc
+            return result
+
+    def is_transient(self, error: BaseException) -> bool:
+        if not isinstance(error, DBAPIError):
+            return False
+        if _sqlstate(error) in UNPREPARED:
+            return self._stop_preparing()
+        return is_lost(error) or _sqlstate(error) in TRANSIENT
+
+    def _stop_preparing(self) -> bool:
+        """Behind a pooler that mixes sessions prepared statements cannot work: do without.
+
+        An application's own engine is left as it is.
+        """
+        self._preparing = False
+        return self.owned
+
+    @contextmanager
+    def _connected(self, engine: Engine) -> Iterator[Connection]:
+        """A connection that was alive a moment ago."""
+        while True:
+            with engine.connect() as connection:
+                driver = connection.connection.driver_connection
+                if _ended_while_idle(driver):
+                    connection.invalidate()
+                    continue
+                if self.owned and not self._preparing:
+                    driver.prepare_threshold = None  # type: ignore[union-attr]
+                yield connection
+                return
+
+
+def _ended_while_idle(driver: Any) -> bool:
+    pgconn = getattr(driver, "pgconn", None)
+    if pgconn is None:
+        return False
+    try:
+        # Two non-blocking reads: the server's farewell message first, then the end of the stream.
+        pgconn.consume_input()
+        pgconn.consume_input()
+    except psycopg.OperationalError:
+        return True
+    return False
+
+
+REFUSED = (
+    "password authentication failed",
+    "no pg_hba.conf entry",
+    "does not exist",
+    "permission denied",
+)
+"""Failures to connect carry no code; these will not pass by waiting."""
+
+
+def is_lost(error: DBAPIError) -> bool:
+    """Whether the connection is gone. After `kill -9` of a backend there is not even a code."""
+    code = _sqlstate(error)
+    if error.connection_invalidated or code in CONNECTION_ENDED:
+        return True
+    if code is None:
+        refused = any(text in str(error.orig) for text in REFUSED)
+        return isinstance(error.orig, psycopg.OperationalError | OSError) and not refused
+    return code.startswith("08")
+
+
+def _uncertain_if_lost(error: DBAPIError) -> Exception:
+    if not is_lost(error):
+        return error
+    return CommitUncertain(
+        "the connection broke while a change was being committed; it may or may not be stored"
+    )
+
+
+def _sqlstate(error: DBAPIError) -> str | None:
+    return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)

@@ -1,0 +1,195 @@
+"""A SQLite file, or a database in memory.
+
+One writer at a time: writers wait in a fair queue (`group_commit`) and then take the file's write lock with `BEGIN IMMEDIATE`, so that a
+transaction never finds out halfway that it may not write. Readers run beside them on a snapshot of their own. Other processes
+may use the same file: the lock is the file's, and waiting for it is bounded by `sqlite_busy_timeout` and then `retry_for`.
+
+On an engine of our own the pragmas are set and checked on every connection. On the application's own engine nothing is set; what
+weakens a promise is warned about, once.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, QueuePool, create_engine, delete, event, false
+from sqlalchemy.exc import DBAPIError
+
+from pgqrs.clock import Clock, SystemClock
+from pgqrs.config import Config, default_url
+from pgqrs.errors import InvalidConfig, NotExclusive
+from pgqrs.models import queues
+from pgqrs.stores.base import Database, T, Work
+from pgqrs.stores.group_commit import GroupCommit
+from pgqrs.types import ConcurrencyModel
+
+BEGIN = "pgqrs_begin"
+"""The execution option that says how a transaction begins."""
+OLDEST = (3, 38, 0)
+"""RETURNING, STRICT, UPDATE … FROM and JSON built in."""
+_SYNCHRONOUS = {"OFF": 0, "NORMAL": 1, "FULL": 2, "EXTRA": 3}
+_TAKE_WRITE_LOCK = delete(queues).where(false())
+
+
+class SqliteDatabase(Database):
+    """A SQLite database. Several processes on one host may share the file."""
+
+    backend_name = "sqlite"
+    concurrency_model = ConcurrencyModel.SINGLE_PROCESS
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        engine: Engine | None = None,
+        clock: Clock | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        write_lock: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        super().__init__(
+            config, clock=clock, sleep=sleep, owned=engine is None, write_lock=write_lock
+        )
+        if config.schema is not None:
+            raise InvalidConfig("SQLite has no schemas; use another file instead")
+        if sqlite3.sqlite_version_info < OLDEST:
+            raise InvalidConfig(f"SQLite {sqlite3.sqlite_version} is too old; 3.38 is needed")
+        self._engine = engine if engine is not None else _create_engine(config)
+        self._writers = self._engine.execution_options(**{BEGIN: "BEGIN IMMEDIATE"})
+        self._group_commit = GroupCommit(self._transaction)
+        self._warned = False
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
+
+    def now(self) -> datetime:
+        return (self.clock or SystemClock()).now()
+
+    def _read(self, work: Work[T]) -> T:
+        with self._engine.connect() as connection, connection.begin():
+            return work(connection)
+
+    def _write(self, work: Work[T], single: bool) -> T:
+        if self._write_lock is None:
+            return self._group_commit.submit(work)
+        with self._write_lock, self._transaction() as connection:
+            return work(connection)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        with self._writers.begin() as connection:
+            if not self.owned:
+                self._begin_on_borrowed(connection)
+            yield connection
+
+    def _begin_on_borrowed(self, connection: Connection) -> None:
+        """An application's engine may begin lazily, or not at all, or with a plain BEGIN."""
+        if not self._warned:
+            self._warned = True
+            _warn_of_weak_pragmas(connection)
+        if not _in_transaction(connection):
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        elif self._schema_is_there:
+            connection.execute(_TAKE_WRITE_LOCK)  # deletes nothing, but is a write
+
+    def is_transient(self, error: BaseException) -> bool:
+        if not isinstance(error, DBAPIError):
+            return False
+        code = getattr(error.orig, "sqlite_errorcode", None)
+        return code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+    def verify_exclusive_access(self) -> None:
+        """Raise `NotExclusive` if anyone else has the file open. Call it while this store is idle."""
+        path = self._engine.url.database
+        if path is None or path in ("", ":memory:"):
+            return
+        self._engine.dispose()
+        probe = sqlite3.connect(path, timeout=0, isolation_level=None)
+        try:
+            probe.execute("PRAGMA locking_mode=EXCLUSIVE")
+            probe.execute("BEGIN EXCLUSIVE")
+            probe.execute("ROLLBACK")
+        except sqlite3.OperationalError as exc:
+            raise NotExclusive(path) from exc
+        finally:
+            probe.close()
+
+
+def _create_engine(config: Config) -> Engine:
+    url = config.url
+    in_memory = url.database == ":memory:"
+    if in_memory:
+        # One connection, handed from thread to thread: the pool is the lock.
+        pool: dict[str, Any] = {"pool_size": 1, "max_overflow": 0, "pool_timeout": config.retry_for}
+    else:
+        url = url.set(database=str(_usable_path(url.database or "", config)))
+        pool = {"pool_size": 5, "max_overflow": 50}
+    engine = create_engine(
+        url,
+        poolclass=QueuePool,
+        connect_args={"check_same_thread": False, "timeout": config.sqlite_busy_timeout},
+        **pool,
+    )
+
+    @event.listens_for(engine, "connect")
+    def set_pragmas(connection: sqlite3.Connection, _record: Any) -> None:
+        connection.isolation_level = None  # we say BEGIN ourselves
+        _set_pragmas(connection, config, in_memory=in_memory)
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        connection.exec_driver_sql(connection.get_execution_options().get(BEGIN, "BEGIN"))
+
+    return engine
+
+
+def _usable_path(database: str, config: Config) -> Path:
+    path = Path(database).expanduser().absolute()
+    if config.dsn is None and str(path) == default_url().database:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.is_dir():
+        raise InvalidConfig(f"cannot create {path}: there is no directory {path.parent}")
+    return path
+
+
+def _set_pragmas(connection: sqlite3.Connection, config: Config, *, in_memory: bool) -> None:
+    wanted: dict[str, Any] = {
+        "busy_timeout": int(config.sqlite_busy_timeout * 1000),
+        "foreign_keys": 1,
+        "synchronous": _SYNCHRONOUS[config.sqlite_synchronous],
+    }
+    if not in_memory:
+        wanted["journal_mode"] = config.sqlite_journal_mode.lower()
+    for name, value in wanted.items():
+        connection.execute(f"PRAGMA {name}={value}").close()
+        (found,) = connection.execute(f"PRAGMA {name}").fetchone()
+        if found != value:
+            raise InvalidConfig(f"SQLite refused PRAGMA {name}={value}; it stays at {found}")
+
+
+def _warn_of_weak_pragmas(connection: Connection) -> None:
+    if connection.exec_driver_sql("PRAGMA synchronous").scalar_one() < _SYNCHRONOUS["FULL"]:
+        warnings.warn(
+            "this engine's connections use synchronous=NORMAL or OFF: a power cut can lose messages "
+            "whose enqueue has returned; set PRAGMA synchronous=FULL on connect",
+            stacklevel=2,
+        )
+    if connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one() == 0:
+        warnings.warn(
+            "this engine's connections use no busy_timeout: waiting for other processes is left to retries; "
+            "pass connect_args={'timeout': 5}",
+            stacklevel=2,
+        )
+
+
+def _in_transaction(connection: Connection) -> bool:
+    dbapi_connection: Any = connection.connection.dbapi_connection
+    raw = getattr(dbapi_connection, "driver_connection", None) or dbapi_connection
+    return bool(getattr(raw, "in_transaction", False))

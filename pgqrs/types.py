@@ -1,0 +1,161 @@
+"""The values that come out of pgqrs: frozen, with the column names of the tables they were read from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from pgqrs.errors import InvalidArgument
+
+Duration = float | timedelta
+
+
+class ConcurrencyModel(StrEnum):
+    """How many processes a store is made for."""
+
+    SINGLE_PROCESS = "single_process"
+    MULTI_PROCESS = "multi_process"
+
+
+class ArchiveReason(StrEnum):
+    """Why a message is in the archive. The failed ones are the queue's dead letters."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    MANUAL = "manual"
+
+
+class WorkerStatus(StrEnum):
+    """What a worker was told to be: a suspended one claims nothing, a stopped one should leave."""
+
+    READY = "ready"
+    SUSPENDED = "suspended"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message in a queue. Who dequeued it holds it until `vt`."""
+
+    queue: str
+    id: int
+    payload: Any
+    headers: Mapping[str, Any] | None
+    priority: int
+    vt: datetime
+    enqueued_at: datetime
+    read_ct: int
+    released_ct: int
+    dequeued_at: datetime | None
+    producer_worker_id: int | None
+    consumer_worker_id: int | None
+
+    @property
+    def attempt(self) -> int:
+        """How many times it was really tried: claims given back by `release` do not count."""
+        return self.read_ct - self.released_ct
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedMessage:
+    """A message that is finished, and how it ended."""
+
+    queue: str
+    id: int
+    original_message_id: int
+    archive_reason: ArchiveReason
+    payload: Any
+    headers: Mapping[str, Any] | None
+    priority: int
+    enqueued_at: datetime
+    dequeued_at: datetime | None
+    archived_at: datetime
+    read_ct: int
+    released_ct: int
+    producer_worker_id: int | None
+    consumer_worker_id: int | None
+    result: Any
+    error: str | None
+    replayed_as: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A queue and its settings."""
+
+    id: int
+    queue_name: str
+    created_at: datetime
+    lease: float
+    max_read_ct: int
+    retention: float | None
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """The row of a worker: who it is, and when it was last heard of."""
+
+    id: int
+    queue: str | None
+    hostname: str
+    port: int
+    pid: int | None
+    status: WorkerStatus
+    last_heartbeat: datetime
+    created_at: datetime
+    silent_for: float
+
+    def is_alive(self, *, within: Duration = 90.0) -> bool:
+        """Whether it was heard of within this many seconds."""
+        return self.silent_for <= seconds("within", within)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """What a queue holds at one moment."""
+
+    queue: str
+    paused: bool
+    ready: int
+    delayed: int
+    leased: int
+    oldest_age: float | None
+    archived: Mapping[ArchiveReason, int] = field(default_factory=dict)
+
+
+def seconds(name: str, value: Duration) -> float:
+    """A duration argument as seconds, or an error that names the argument."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidArgument(name, f"expected seconds or a timedelta, got {value!r}")
+    if not 0 <= value <= MAX_SECONDS:
+        raise InvalidArgument(name, f"expected between 0 and {MAX_SECONDS} seconds, got {value!r}")
+    return float(value)
+
+
+MAX_SECONDS = 100 * 366 * 86400
+"""A century: far beyond every use, and safe to add to a time on every backend."""
+
+
+def aware(name: str, value: datetime) -> datetime:
+    """A time argument in UTC, or an error that names the argument."""
+    if not isinstance(value, datetime):
+        raise InvalidArgument(name, f"expected a datetime, got {value!r}")
+    if value.tzinfo is None or value.utcoffset() is None:
+        raise InvalidArgument(name, f"{value!r} has no time zone; use datetime.now(timezone.utc)")
+    return value.astimezone(UTC)
+
+
+def whole(name: str, value: int, *, low: int, high: int) -> int:
+    """An integer argument within bounds, or an error that names the argument."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidArgument(name, f"expected an integer, got {value!r}")
+    if not low <= value <= high:
+        raise InvalidArgument(name, f"expected between {low} and {high}, got {value}")
+    return value
