@@ -188,7 +188,8 @@ class Admin:
 
         In bounded batches, each its own transaction. Returns how many. Without either age nothing is forgotten.
         """
-        kept = self.get_queue(queue).retention if older_than is None else older_than
+        retention = self.get_queue(queue).retention
+        kept = retention if older_than is None else older_than
         if kept is None:
             return 0
         age, reasons, now = seconds("older_than", kept), _reasons(reason), self._database.now()

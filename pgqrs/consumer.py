@@ -24,6 +24,7 @@ from pgqrs.errors import (
     WorkerStopped,
 )
 from pgqrs.repositories import archive, dequeue, messages, queues, workers
+from pgqrs.repositories.dequeue import Claimed
 from pgqrs.repositories.expressions import Claim
 from pgqrs.stores import Database, Work
 from pgqrs.types import Duration, Message, WorkerStatus, seconds, whole
@@ -243,7 +244,7 @@ class Consumer(Holder):
                     repeatable=True,
                 )
 
-    def _claim(self, n: int, lease: float | None) -> dequeue.Claimed:
+    def _claim(self, n: int, lease: float | None) -> Claimed:
         now = self._database.now()
         # Repeatable: a claim nobody heard of is like a holder that died.
         claimed = self._database.write(

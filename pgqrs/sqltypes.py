@@ -30,7 +30,7 @@ BigId = BigInteger().with_variant(Integer(), "sqlite")
 """A 64-bit id; SQLite's autoincrement needs the column to be called INTEGER."""
 Whole = Integer()
 Small = SmallInteger().with_variant(Integer(), "sqlite")
-Seconds = Double().with_variant(REAL(), "sqlite")
+Seconds: TypeEngine[Any] = Double().with_variant(REAL(), "sqlite")
 
 
 class UTCDateTime(TypeDecorator[datetime]):

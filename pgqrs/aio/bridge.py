@@ -21,6 +21,8 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 from sqlalchemy.util import await_only, greenlet_spawn
 
+from pgqrs.errors import StoreClosed
+
 P = ParamSpec("P")
 T = TypeVar("T")
 THREADS = 32
@@ -50,19 +52,22 @@ class Bridge(ABC):
 
 class GreenletBridge(Bridge):
     async def run(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        result: T = await greenlet_spawn(call, *args, **kwargs)
-        return result
+        return await greenlet_spawn(partial(call, *args, **kwargs))
 
 
 class ThreadBridge(Bridge):
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="pgqrs")
+        self._closed = False
 
     async def run(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if self._closed:
+            raise StoreClosed
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, partial(call, *args, **kwargs))
 
     def close(self) -> None:
+        self._closed = True
         self._threads.shutdown(wait=False)
 
 

@@ -108,8 +108,9 @@ class AsyncStore(Facade):
 
     async def close(self) -> None:
         """Let go of the connections. An engine of the application's own stays open."""
-        await self._bridge.run(self._database.close)
-        self._bridge.close()
+        if not self._database.closed:
+            await self._bridge.run(self._database.close)
+            self._bridge.close()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._database.engine.url!s})"

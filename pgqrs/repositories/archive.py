@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, delete, insert, select, update
 
@@ -104,7 +105,7 @@ def fail(
 def get(connection: Connection, message_id: int) -> ArchivedMessage | None:
     """How this message ended; None if it has not."""
     row = connection.execute(_GET, {"id": message_id}).first()
-    return None if row is None else ArchivedMessage(*row)
+    return None if row is None else _archived(row)
 
 
 def find(
@@ -128,7 +129,11 @@ def find(
     )
     if not replayed:
         statement = statement.where(archive.c.replayed_as.is_(None))
-    return [ArchivedMessage(*row) for row in connection.execute(statement)]
+    return [_archived(row) for row in connection.execute(statement)]
+
+
+def _archived(row: Sequence[Any]) -> ArchivedMessage:
+    return ArchivedMessage(*row)
 
 
 _REPLAY = (

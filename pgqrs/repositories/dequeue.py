@@ -155,7 +155,9 @@ def _postgres_claim() -> Select[Any]:
         .where(messages.c.id == due.c.id, ~due.c.dead, due.c.id.not_in(select(picked.c.id)))
         .values(ready=true())
     )
-    lease = func.coalesce(bindparam("lease", type_=Double()), queue.c.lease)
+    lease: ColumnElement[float] = func.coalesce(
+        bindparam("lease", type_=Double()), select(queue.c.lease).scalar_subquery()
+    )
     claimed = (
         update(messages)
         .where(messages.c.id == picked.c.id)

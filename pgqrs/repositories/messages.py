@@ -6,7 +6,7 @@ Every change by a holder is fenced: it matches the message's id, the worker that
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -192,10 +192,14 @@ _PEEK = (
 def get(connection: Connection, id: int) -> Message | None:
     """One message, whoever holds it."""
     row = connection.execute(_GET, {"id": id}).first()
-    return None if row is None else Message(*row)
+    return None if row is None else _message(row)
 
 
 def peek(connection: Connection, queue: str, *, limit: int, after: int) -> list[Message]:
     """Messages by id, without claiming them."""
     bound = {"queue": queue, "limit": limit, "after": after}
-    return [Message(*row) for row in connection.execute(_PEEK, bound)]
+    return [_message(row) for row in connection.execute(_PEEK, bound)]
+
+
+def _message(row: Sequence[Any]) -> Message:
+    return Message(*row)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, delete, func, literal, select, update
+from sqlalchemy import Connection, bindparam, delete, func, literal, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from pgqrs.errors import QueueExists, QueueNotEmpty, QueueNotFound
@@ -112,5 +113,5 @@ def remove(connection: Connection, name: str, *, force: bool) -> None:
     connection.execute(delete(queues).where(queues.c.id == queue_id))
 
 
-def _queue(row: Row[Any]) -> Queue:
+def _queue(row: Sequence[Any]) -> Queue:
     return Queue(*row)

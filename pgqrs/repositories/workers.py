@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
@@ -78,10 +80,13 @@ def remove(connection: Connection, id: int) -> None:
 
 def find(connection: Connection, *, now: datetime | None) -> list[WorkerInfo]:
     """All workers, the oldest first."""
-    return [
-        WorkerInfo(*facts, silent_for=max(0.0, (asked - facts[6]).total_seconds()))
-        for *facts, asked in connection.execute(_LIST, at(now=(now, 0.0)))
-    ]
+    return [_worker(row) for row in connection.execute(_LIST, at(now=(now, 0.0)))]
+
+
+def _worker(row: Sequence[Any]) -> WorkerInfo:
+    last_heartbeat, asked = row[6], row[8]
+    facts = [*row[:8], max(0.0, (asked - last_heartbeat).total_seconds())]
+    return WorkerInfo(*facts)
 
 
 def purge(connection: Connection, *, silent_for: float, now: datetime | None) -> int:

@@ -63,7 +63,7 @@ class Database(ABC):
         self._sleep = sleep
         self._write_lock = write_lock
         self._schema_is_there = False
-        self._closed = False
+        self.closed = False
 
     @property
     @abstractmethod
@@ -130,7 +130,7 @@ class Database(ABC):
 
     def close(self) -> None:
         """Let go of the connections, unless the engine is the application's own."""
-        self._closed = True
+        self.closed = True
         if self.owned:
             self.engine.dispose()
 
@@ -145,7 +145,7 @@ class Database(ABC):
         """Whether trying again may help, and nothing was committed."""
 
     def _check(self, needs_schema: bool) -> None:
-        if self._closed:
+        if self.closed:
             raise StoreClosed
         if needs_schema and not self._schema_is_there:
             self.verify()

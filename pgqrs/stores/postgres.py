@@ -68,6 +68,8 @@ class PostgresDatabase(Database):
             engine = create_engine(config.url, **self.engine_options(config))
         if config.schema is not None:
             engine = engine.execution_options(schema_translate_map={None: config.schema})
+        self._single: Engine
+        self._engine: Engine
         if self.owned:
             self._single = engine
             self._engine = engine.execution_options(isolation_level="READ COMMITTED")

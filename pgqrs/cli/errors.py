@@ -1,0 +1,45 @@
+"""From an exception to the one line that a person at a terminal can use."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import click
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from pgqrs import PgqrsError, QueueExists, QueueNotEmpty, QueueNotFound
+
+
+class Commands(click.Group):
+    """A group whose commands end with `Error: …` and exit code 1, and not with a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OSError as exc:
+            if exc.errno == errno.EPIPE:  # `| head`: click ends quietly
+                raise
+            raise click.ClickException(explain(exc)) from exc
+        except (PgqrsError, SQLAlchemyError) as exc:
+            raise click.ClickException(explain(exc)) from exc
+
+
+def explain(error: BaseException) -> str:
+    """What went wrong, in one line, with the command that helps where the library names a method."""
+    match error:
+        case QueueNotFound(name=name):
+            return f"queue {name!r} does not exist; create it with `pgqrs queue create`"
+        case QueueExists(name=name):
+            return f"queue {name!r} exists already; pass --if-not-exists to accept that"
+        case QueueNotEmpty(name=name, messages=count):
+            return f"queue {name!r} still holds {count} message(s); purge it first, or pass --force"
+        case DBAPIError(orig=orig) if orig is not None:
+            return _first_line(orig)  # the rest is the statement and its parameters
+        case SQLAlchemyError():
+            return _first_line(error)
+    return " ".join(str(error).split())
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

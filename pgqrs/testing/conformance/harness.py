@@ -1,0 +1,78 @@
+"""What a backend provides to be tested, and the fixtures the tests are written with."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import pytest
+
+from pgqrs.clock import Clock
+from pgqrs.testing.clock import ManualClock
+
+QUEUE = "tasks"
+
+
+class OpenTransaction(Protocol):
+    """A transaction of the application's own, as a context manager gave it."""
+
+    using: Any
+
+    def execute(self, sql: str) -> None:
+        """Run a statement of the application's in it."""
+
+
+class Harness(ABC):
+    """One empty database with the schema installed, and stores on it."""
+
+    clock: ManualClock
+
+    @abstractmethod
+    def open(self, *, clock: Clock | None, **settings: Any) -> Any:
+        """A store on this database; closed by the harness."""
+
+    @abstractmethod
+    def transaction(self, store: Any) -> AbstractContextManager[OpenTransaction]:
+        """A transaction: committed at the end of the block, rolled back by an exception."""
+
+    @abstractmethod
+    def corrupt(self, message_id: int) -> bool:
+        """Replace a stored payload by text that is not JSON; False where the database cannot hold such."""
+
+
+@pytest.fixture
+def clock(harness: Harness) -> ManualClock:
+    return harness.clock
+
+
+@pytest.fixture
+def store(harness: Harness) -> Any:
+    """A store whose time stands still until the test moves `clock`."""
+    return harness.open(clock=harness.clock)
+
+
+@pytest.fixture
+def admin(store: Any) -> Any:
+    admin = store.admin()
+    admin.create_queue(QUEUE, lease=30, max_read_ct=3)
+    return admin
+
+
+@pytest.fixture
+def producer(store: Any, admin: Any) -> Any:
+    return store.producer(QUEUE)
+
+
+@pytest.fixture
+def consumer(store: Any, admin: Any) -> Iterator[Any]:
+    with store.consumer(QUEUE) as consumer:
+        yield consumer
+
+
+@pytest.fixture
+def rival(store: Any, admin: Any) -> Iterator[Any]:
+    """A second consumer of the same queue."""
+    with store.consumer(QUEUE) as consumer:
+        yield consumer

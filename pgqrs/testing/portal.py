@@ -1,0 +1,76 @@
+"""Sync tests for async objects: the same test body drives `Store` and `AsyncStore`.
+
+An event loop runs in a thread of its own. `Portal.wrap` makes an async object look like its sync twin: methods return results
+instead of coroutines, `async with` becomes `with`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, Self, TypeVar
+
+from pgqrs.aio.bridge import Facade
+from pgqrs.aio.consumer import AsyncHolder
+
+T = TypeVar("T")
+
+
+class Portal:
+    """An event loop in a thread, and the way into it."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="portal", daemon=True)
+        self._thread.start()
+
+    def run(self, make: Callable[[], Awaitable[T]]) -> T:
+        """Await in the loop what `make` returns, from outside of it."""
+
+        async def awaited() -> T:
+            return await make()
+
+        return asyncio.run_coroutine_threadsafe(awaited(), self.loop).result()
+
+    def wrap(self, value: Any) -> Any:
+        """The sync face of an async facade; everything else as it is."""
+        return Synced(self, value) if isinstance(value, Facade | AsyncHolder) else value
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+class Synced:
+    """An async facade that looks like its sync twin."""
+
+    def __init__(self, portal: Portal, wrapped: Any) -> None:
+        self._portal = portal
+        self._wrapped = wrapped
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._wrapped, name)
+        if not callable(attribute):
+            return attribute
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            async def called() -> Any:
+                result = attribute(*args, **kwargs)
+                return await result if inspect.iscoroutine(result) else result
+
+            return self._portal.wrap(self._portal.run(called))
+
+        return call
+
+    def __enter__(self) -> Self:
+        self._portal.run(self._wrapped.__aenter__)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._portal.run(self._wrapped.close)
+
+    def __repr__(self) -> str:
+        return repr(self._wrapped)

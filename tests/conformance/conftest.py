@@ -1,0 +1,232 @@
+"""The backends that the conformance suite runs on, each sync and async.
+
+`sqlite`, `sqlite-memory` and `postgres` are opened by URL; `…-engine` is a store on the application's own engine, which has
+settings that pgqrs would not choose.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import AsyncAdaptedQueuePool, create_engine, text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.orm import Session
+from tests.conftest import create_database
+
+import pgqrs
+from pgqrs.clock import Clock
+from pgqrs.testing import ManualClock
+from pgqrs.testing.conformance.harness import (  # noqa: F401 (fixtures)
+    Harness,
+    admin,
+    clock,
+    consumer,
+    producer,
+    rival,
+    store,
+)
+from pgqrs.testing.portal import Portal, Synced
+
+
+class SyncTransaction:
+    """Through a session: the connection is tested by the session's using it."""
+
+    def __init__(self, store: pgqrs.Store, session: Session) -> None:
+        self.using = store.using(session)
+        self._session = session
+
+    def execute(self, sql: str) -> None:
+        self._session.execute(text(sql))
+
+
+class SyncHarness(Harness):
+    def __init__(self, target: Any, cleanup: ExitStack) -> None:
+        self.clock = ManualClock()
+        self._target = target
+        self._cleanup = cleanup
+
+    def open(self, *, clock: Clock | None, **settings: Any) -> Any:
+        return self._cleanup.enter_context(pgqrs.Store(self._target, clock=clock, **settings))
+
+    @contextmanager
+    def transaction(self, store: Any) -> Iterator[SyncTransaction]:
+        with Session(store.engine) as session, session.begin():
+            yield SyncTransaction(store, session)
+
+    def corrupt(self, message_id: int) -> bool:
+        return corrupt(self.open(clock=self.clock), message_id)
+
+
+class MemoryHarness(SyncHarness):
+    """A database in memory is its store: there is only one."""
+
+    def __init__(self, cleanup: ExitStack) -> None:
+        super().__init__("sqlite::memory:", cleanup)
+        self._store = super().open(clock=self.clock)
+        self._store.admin().install()
+
+    def open(self, *, clock: Clock | None, **settings: Any) -> Any:
+        return self._cleanup.enter_context(
+            pgqrs.Store(self._store.engine, clock=clock, **settings)
+        )
+
+
+class AsyncTransaction:
+    def __init__(self, portal: Portal, using: Any, connection: AsyncConnection) -> None:
+        self.using = portal.wrap(using)
+        self._portal = portal
+        self._connection = connection
+
+    def execute(self, sql: str) -> None:
+        self._portal.run(lambda: self._connection.execute(text(sql)))
+
+
+class AsyncHarness(Harness):
+    def __init__(self, target: Any, engine: AsyncEngine, cleanup: ExitStack) -> None:
+        """`engine` is the application's, for its own transactions."""
+        self.clock = ManualClock()
+        self.portal = Portal()
+        cleanup.callback(self.portal.close)
+        self._target = target
+        self._engine = engine
+        self._cleanup = cleanup
+        cleanup.callback(lambda: self.portal.run(engine.dispose))
+
+    def open(self, *, clock: Clock | None, **settings: Any) -> Any:
+        async def opened() -> pgqrs.AsyncStore:
+            return await pgqrs.connect(self._target, clock=clock, **settings)
+
+        return self._cleanup.enter_context(Synced(self.portal, self.portal.run(opened)))
+
+    @contextmanager
+    def transaction(self, store: Any) -> Iterator[AsyncTransaction]:
+        connection: AsyncConnection = self._engine.connect()
+        self.portal.run(connection.start)
+        try:
+            using = store._wrapped.using(connection)
+            yield AsyncTransaction(self.portal, using, connection)
+            self.portal.run(connection.commit)
+        finally:
+            self.portal.run(connection.close)
+
+    def corrupt(self, message_id: int) -> bool:
+        return corrupt(self.open(clock=self.clock), message_id)
+
+
+def corrupt(store: Any, message_id: int) -> bool:
+    if store.backend_name != "sqlite":
+        return False
+    sql = f"UPDATE pgqrs_messages SET payload = '{{broken' WHERE id = {message_id}"
+    store.write(lambda connection: connection.exec_driver_sql(sql))
+    return True
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An installed SQLite file to copy: quicker than installing for each test."""
+    path = tmp_path_factory.mktemp("template") / "template.db"
+    with pgqrs.Store(f"sqlite:///{path}", sqlite_journal_mode="delete") as store:
+        store.admin().install()
+    return path
+
+
+@pytest.fixture
+def sqlite_file(sqlite_template: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "test.db"
+    shutil.copy(sqlite_template, path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def installed_postgres(postgres: str) -> str:
+    """A database with the schema installed, emptied before each test that uses it."""
+    dsn = create_database(postgres)
+    with pgqrs.Store(dsn) as store:
+        store.admin().install()
+    return dsn
+
+
+@pytest.fixture
+def empty_postgres(installed_postgres: str) -> str:
+    with psycopg.connect(installed_postgres, autocommit=True) as connection:
+        connection.execute(
+            "TRUNCATE pgqrs_messages, pgqrs_archive, pgqrs_workers, pgqrs_queues RESTART IDENTITY"
+        )
+    return installed_postgres
+
+
+def _with_driver(dsn: str, driver: str) -> str:
+    return dsn.replace("postgresql://", f"postgresql+{driver}://")
+
+
+def _sync_sqlite(path: Path, cleanup: ExitStack) -> Harness:
+    return SyncHarness(f"sqlite:///{path}", cleanup)
+
+
+def _sync_sqlite_engine(path: Path, cleanup: ExitStack) -> Harness:
+    # As most applications have it: a rollback journal, and a driver that begins lazily.
+    engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": 20})
+    cleanup.callback(engine.dispose)
+    return SyncHarness(engine, cleanup)
+
+
+def _async_sqlite(path: Path, cleanup: ExitStack) -> Harness:
+    application = create_async_engine(f"sqlite+aiosqlite:///{path}")
+    return AsyncHarness(f"sqlite:///{path}", application, cleanup)
+
+
+def _async_sqlite_engine(path: Path, cleanup: ExitStack) -> Harness:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{path}", connect_args={"timeout": 20})
+    return AsyncHarness(engine, engine, cleanup)
+
+
+def _async_sqlite_memory(cleanup: ExitStack) -> Harness:
+    engine = create_async_engine(
+        "sqlite+aiosqlite://", poolclass=AsyncAdaptedQueuePool, pool_size=1, max_overflow=0
+    )
+    harness = AsyncHarness(engine, engine, cleanup)
+    harness.open(clock=None).admin().install()
+    return harness
+
+
+def _sync_postgres_engine(dsn: str, cleanup: ExitStack) -> Harness:
+    engine = create_engine(_with_driver(dsn, "psycopg"), isolation_level="REPEATABLE READ")
+    cleanup.callback(engine.dispose)
+    return SyncHarness(engine, cleanup)
+
+
+def _async_postgres(dsn: str, cleanup: ExitStack) -> Harness:
+    return AsyncHarness(dsn, create_async_engine(_with_driver(dsn, "psycopg")), cleanup)
+
+
+def _async_postgres_engine(dsn: str, cleanup: ExitStack) -> Harness:
+    engine = create_async_engine(_with_driver(dsn, "psycopg"))
+    return AsyncHarness(engine, engine, cleanup)
+
+
+MAKERS: dict[tuple[str, str], tuple[str | None, Callable[..., Harness]]] = {
+    ("sqlite", "sync"): ("sqlite_file", _sync_sqlite),
+    ("sqlite", "async"): ("sqlite_file", _async_sqlite),
+    ("sqlite-memory", "sync"): (None, MemoryHarness),
+    ("sqlite-memory", "async"): (None, _async_sqlite_memory),
+    ("sqlite-engine", "sync"): ("sqlite_file", _sync_sqlite_engine),
+    ("sqlite-engine", "async"): ("sqlite_file", _async_sqlite_engine),
+    ("postgres", "sync"): ("empty_postgres", SyncHarness),
+    ("postgres", "async"): ("empty_postgres", _async_postgres),
+    ("postgres-engine", "sync"): ("empty_postgres", _sync_postgres_engine),
+    ("postgres-engine", "async"): ("empty_postgres", _async_postgres_engine),
+}
+
+
+@pytest.fixture(params=MAKERS, ids="-".join)
+def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
+    needs, make = MAKERS[request.param]
+    arguments = [] if needs is None else [request.getfixturevalue(needs)]
+    with ExitStack() as cleanup:
+        yield make(*arguments, cleanup)

@@ -1,0 +1,3 @@
+"""The conformance suite: archiving."""
+
+from pgqrs.testing.conformance.archiving import *  # noqa: F403

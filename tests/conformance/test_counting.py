@@ -1,0 +1,3 @@
+"""The conformance suite: counting."""
+
+from pgqrs.testing.conformance.counting import *  # noqa: F403

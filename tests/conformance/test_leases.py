@@ -1,0 +1,3 @@
+"""The conformance suite: leases."""
+
+from pgqrs.testing.conformance.leases import *  # noqa: F403

@@ -1,0 +1,3 @@
+"""The conformance suite: payloads."""
+
+from pgqrs.testing.conformance.payloads import *  # noqa: F403

@@ -1,0 +1,3 @@
+"""The conformance suite: queues."""
+
+from pgqrs.testing.conformance.queues import *  # noqa: F403

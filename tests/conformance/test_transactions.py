@@ -1,0 +1,3 @@
+"""The conformance suite: transactions."""
+
+from pgqrs.testing.conformance.transactions import *  # noqa: F403

@@ -1,0 +1,3 @@
+"""The conformance suite: workers."""
+
+from pgqrs.testing.conformance.workers import *  # noqa: F403
