@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Final, Self
 
+from sqlalchemy import Connection
+from sqlalchemy.exc import IntegrityError
+
 from pgqrs.errors import InvalidArgument, MessageNotFound, QueueNotFound, WorkerNotFound
 from pgqrs.repositories import archive, messages, queues, stats, workers
 from pgqrs.stores import Database, Work
@@ -76,9 +79,14 @@ class Admin:
             max_read_ct=defaults.max_read_ct if max_read_ct is None else max_read_ct,
             retention=retention,
         )
-        return self._database.write(
-            lambda c: queues.create(c, name, if_not_exists=if_not_exists, now=now, **settings)
-        )
+
+        def work(connection: Connection) -> Queue:
+            return queues.create(connection, name, if_not_exists=if_not_exists, now=now, **settings)
+
+        try:
+            return self._database.write(work)
+        except IntegrityError:  # somebody else created it meanwhile: now it is found
+            return self._database.write(work)
 
     def get_queue(self, name: str) -> Queue:
         """A queue and its settings."""

@@ -126,8 +126,8 @@ def parse_dsn(dsn: str) -> URL:
     if separator and scheme in ("postgres", "postgresql", "postgresql+psycopg"):
         try:
             return make_url(dsn).set(drivername="postgresql+psycopg")
-        except ArgumentError as exc:
-            raise InvalidConfig("the PostgreSQL URL cannot be parsed") from exc
+        except (ArgumentError, ValueError):
+            raise InvalidConfig("the PostgreSQL URL cannot be parsed") from None
     named = f"scheme {scheme!r} is not" if separator else "a URL without a known scheme is not"
     raise InvalidConfig(f"{named} accepted; accepted are: {ACCEPTED}")
 

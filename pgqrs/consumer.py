@@ -41,8 +41,7 @@ class Holder:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    @property
-    def worker_id(self) -> int | None:
+    def _own_worker_id(self) -> int | None:
         """The worker in whose name messages are held; None outside of a consumer."""
         return None
 
@@ -163,11 +162,12 @@ class Holder:
             if message.consumer_worker_id is None:
                 raise InvalidArgument("message", f"message {message.id} was not dequeued")
             return Claim(message.id, message.consumer_worker_id, message.read_ct)
-        if self.worker_id is None:
+        worker_id = self._own_worker_id()
+        if worker_id is None:
             raise InvalidArgument(
                 "message", "an id alone does not say who holds it; pass the message"
             )
-        return Claim(whole("message", message, low=1, high=2**63 - 1), self.worker_id, None)
+        return Claim(whole("message", message, low=1, high=2**63 - 1), worker_id, None)
 
 
 class Consumer(Holder):
@@ -192,6 +192,10 @@ class Consumer(Holder):
 
     @property
     def worker_id(self) -> int | None:
+        """The worker in whose name messages are held; None before the first use."""
+        return self._worker_id
+
+    def _own_worker_id(self) -> int | None:
         return self._worker_id
 
     def open(self) -> Self:

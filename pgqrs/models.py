@@ -107,25 +107,6 @@ class Worker(Base):
 
 class Message(Base):
     __tablename__ = "pgqrs_messages"
-    __table_args__ = (
-        Index(
-            "ix_pgqrs_messages_ready",
-            "queue_id",
-            text("priority DESC"),
-            "id",
-            postgresql_where=text("ready"),
-            sqlite_where=text("ready = 1"),
-        ),
-        Index(
-            "ix_pgqrs_messages_waiting",
-            "queue_id",
-            "vt",
-            postgresql_where=text("NOT ready"),
-            sqlite_where=text("ready = 0"),
-        ),
-        TABLE,
-    )
-
     id: Mapped[int] = mapped_column(BigId, Identity(), primary_key=True)
     queue_id: Mapped[int] = mapped_column(BigId)
     priority: Mapped[int] = mapped_column(Small)
@@ -144,6 +125,25 @@ class Message(Base):
     payload_ref: Mapped[str | None] = mapped_column(Text)
     headers: Mapped[Any | None] = mapped_column(Json)
     payload: Mapped[Any] = mapped_column(Json)
+
+    __table_args__ = (
+        Index(
+            "ix_pgqrs_messages_ready",
+            queue_id,
+            priority.desc(),
+            id,
+            postgresql_where=text("ready"),
+            sqlite_where=text("ready = 1"),
+        ),
+        Index(
+            "ix_pgqrs_messages_waiting",
+            queue_id,
+            vt,
+            postgresql_where=text("NOT ready"),
+            sqlite_where=text("ready = 0"),
+        ),
+        TABLE,
+    )
 
 
 class Archive(Base):

@@ -205,16 +205,16 @@ def tune_for_postgres(op: Operations, table: str, **parameters: float) -> None:
     context = op.get_context()
     if context.dialect.name != "postgresql":
         return
-    schema = _translated_schema(context.connection)
+    schema = None if context.as_sql else _translated_schema(op.get_bind())
     if schema is not None:
         table = f"{context.dialect.identifier_preparer.quote(schema)}.{table}"
     settings = ", ".join(f"{key} = {value}" for key, value in parameters.items())
     op.execute(text(f"ALTER TABLE {table} SET ({settings})"))
 
 
-def _translated_schema(connection: Connection | None) -> str | None:
-    options = connection.get_execution_options() if connection is not None else {}
-    translated = (options.get("schema_translate_map") or {}).get(None)
+def _translated_schema(connection: Connection) -> str | None:
+    translations = connection.get_execution_options().get("schema_translate_map") or {}
+    translated = translations.get(None)
     return None if translated is None else str(translated)
 
 

@@ -23,7 +23,6 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
 )
-from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeEngine
 
 BigId = BigInteger().with_variant(Integer(), "sqlite")
@@ -80,8 +79,13 @@ class Json(TypeDecorator[Any]):
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        kind: TypeEngine[Any] = Text() if dialect.name == "sqlite" else JSONB()
-        return dialect.type_descriptor(kind)
+        if dialect.name == "sqlite":
+            return dialect.type_descriptor(Text())
+        from sqlalchemy.dialects.postgresql import (
+            JSONB,
+        )  # only where it is used: it is slow to import
+
+        return dialect.type_descriptor(JSONB())
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:
         if value is None or dialect.name != "sqlite":

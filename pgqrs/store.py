@@ -39,7 +39,11 @@ class Store:
         engine = target if isinstance(target, Engine) else None
         self.config = config_from(None if engine is not None else target, settings)
         self._database: Database = open_database(self.config, engine, clock=clock)
-        self._database.open()
+        try:
+            self._database.open()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def backend_name(self) -> str:

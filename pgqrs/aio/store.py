@@ -103,7 +103,11 @@ class AsyncStore(Facade):
 
     async def open(self) -> Self:
         """Look at the recorded schema and refuse what is not known; an empty database is fine."""
-        await self._bridge.run(self._database.open)
+        try:
+            await self._bridge.run(self._database.open)
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line."""
-    # Not at the top: the console script imports this package by name, and click and rich are only needed to run it.
+    # Not at the top: importing this package should not cost click and rich.
     from pgqrs.cli.app import run
 
     run()

@@ -7,12 +7,13 @@ import click
 from pgqrs import Admin, ArchiveReason, MessageNotFound
 from pgqrs.cli import parameters
 from pgqrs.cli.output import print_archived, print_json
-from pgqrs.cli.parameters import DURATION
 from pgqrs.cli.target import Target
 
 NAME = click.argument("name")
 REASON = click.option(
-    "--reason", type=click.Choice([*ArchiveReason]), help="Only those that ended this way."
+    "--reason",
+    type=click.Choice([reason.value for reason in ArchiveReason]),
+    help="Only those that ended this way.",
 )
 
 
@@ -26,7 +27,10 @@ REASON = click.option(
 def archive(
     target: Target, name: str, reason: str | None, limit: int, after: int, as_json: bool
 ) -> None:
-    """Show finished messages of the queue NAME in the order they ended, by archive id."""
+    """Show finished messages of the queue NAME.
+
+    They come in the order they ended; --after takes the archive id of the last one.
+    """
     with target.open() as store:
         found = store.admin().list_archive(name, reason=reason, n=limit, after=after)
     print_archived(found, as_json=as_json, empty=f"The archive of queue {name!r} has no such.")
@@ -39,7 +43,10 @@ def archive(
 @parameters.as_json
 @click.pass_obj
 def dead(target: Target, name: str, limit: int, after: int, as_json: bool) -> None:
-    """Show the dead letters of the queue NAME: failed for good, and not replayed."""
+    """Show the dead letters of the queue NAME.
+
+    Those are messages that failed for good and were not replayed; --after takes an archive id.
+    """
     with target.open() as store:
         found = store.admin().dead_letters(name, n=limit, after=after)
     print_archived(found, as_json=as_json, empty=f"Queue {name!r} has no dead letters.")
@@ -57,7 +64,10 @@ def dead(target: Target, name: str, limit: int, after: int, as_json: bool) -> No
 @parameters.as_json
 @click.pass_obj
 def replay(target: Target, name: str, ids: tuple[int, ...], as_json: bool) -> None:
-    """Enqueue dead letters of the queue NAME anew: all of them, or those with an --id."""
+    """Enqueue dead letters of the queue NAME anew.
+
+    All of them, or the messages that --id names. The archive keeps them, with what they became.
+    """
     with target.open() as store:
         admin = store.admin()
         if not ids:
@@ -84,7 +94,9 @@ def check_queue(admin: Admin, name: str, ids: tuple[int, ...]) -> None:
 
 @click.command("purge-archive")
 @NAME
-@click.option("--older-than", type=DURATION, help="Ended so long ago.  [default: its retention]")
+@click.option(
+    "--older-than", type=parameters.duration, help="Ended so long ago.  [default: its retention]"
+)
 @REASON
 @parameters.yes
 @parameters.as_json
@@ -97,7 +109,7 @@ def purge_archive(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Forget finished messages of the queue NAME that are old enough."""
+    """Forget old finished messages of the queue NAME."""
     with target.open() as store:
         admin = store.admin()
         age = admin.get_queue(name).retention if older_than is None else older_than

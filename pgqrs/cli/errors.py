@@ -26,7 +26,7 @@ class Commands(click.Group):
 
 
 def explain(error: BaseException) -> str:
-    """What went wrong, in one line, with the command that helps where the library names a method."""
+    """What went wrong, in one line. It names an option where the library names an argument."""
     match error:
         case QueueNotFound(name=name):
             return f"queue {name!r} does not exist; create it with `pgqrs queue create`"

@@ -17,7 +17,6 @@ from pgqrs import InvalidPayload, PgqrsError, Producer
 from pgqrs.cli import parameters
 from pgqrs.cli.errors import explain
 from pgqrs.cli.output import make_console, print_json, print_messages
-from pgqrs.cli.parameters import DURATION, MOMENT
 from pgqrs.cli.target import Target
 
 BATCH = 1000
@@ -34,8 +33,8 @@ class Line:
 @click.command()
 @click.argument("queue")
 @click.argument("payloads", metavar="PAYLOAD...", nargs=-1, required=True)
-@click.option("--delay", type=DURATION, help="Deliver it only after so long.")
-@click.option("--eta", type=MOMENT, help="Deliver it only from this time on (ISO 8601).")
+@click.option("--delay", type=parameters.duration, help="Deliver it only after so long.")
+@click.option("--eta", type=parameters.moment, help="Deliver it only from this time on (ISO 8601).")
 @click.option("--priority", type=int, default=0, help="Higher ones are delivered first.")
 @parameters.as_json
 @click.pass_obj
@@ -50,8 +49,9 @@ def enqueue(
 ) -> None:
     """Put messages into QUEUE.
 
-    Each PAYLOAD is a JSON value: '{"job": "hello"}', 17, '"text"'. All are enqueued, or none. A single - reads one JSON value per line
-    from the standard input, and enqueues them 1000 at a time.
+    Each PAYLOAD is a JSON value: '{"job": "hello"}', 17, '"text"'. All are enqueued, or none.
+    A single - reads one JSON value per line from the standard input, and enqueues them 1000 at
+    a time.
     """
     if "-" in payloads and len(payloads) > 1:
         raise click.UsageError("- reads all messages from the standard input; give no others")
@@ -76,7 +76,7 @@ def id_range(ids: Sequence[int]) -> str:
 
 def enqueue_input(producer: Producer, options: dict[str, Any]) -> list[int]:
     """Enqueue the lines of the standard input. An error tells how far it came."""
-    lines = parse(click.get_binary_stream("stdin"), "line")
+    lines = parse(sys.stdin.buffer, "line")
     ids: list[int] = []
     last = 0
     try:
@@ -139,7 +139,9 @@ def enqueue_batch(
 @click.option(
     "-n", "--limit", type=click.IntRange(min=1), default=1, help="At most so many messages."
 )
-@click.option("--lease", type=DURATION, help="Hold them so long.  [default: the queue's lease]")
+@click.option(
+    "--lease", type=parameters.duration, help="Hold them so long.  [default: the queue's lease]"
+)
 @click.option(
     "--ack/--no-ack",
     default=True,

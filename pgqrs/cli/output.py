@@ -1,7 +1,8 @@
 """What commands print: one JSON document for programs, a table for people.
 
-Text in a table comes from whoever enqueued it. It is shown as it is, never interpreted: no markup, no emoji codes, and no control characters that
-would reach the terminal. Nothing is cut off either: `dequeue` acknowledges what was printed.
+Text in a table comes from whoever enqueued it. It is shown as it is, never interpreted: no markup,
+no emoji codes, no control characters that would reach the terminal. Nothing is cut off either:
+`dequeue` acknowledges what it printed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rich.table import Table
 from pgqrs import ArchivedMessage, Message
 
 LOG_WIDTH = 200
-"""Columns of an output that is not a terminal: a log or a file need not be wrapped as if it were one."""
+"""Columns of what is not a terminal: a log need not be wrapped as if it were one."""
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -52,7 +53,7 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, em
         return
     table = Table(box=box.SIMPLE_HEAD)
     for index, heading in enumerate(headings):
-        numbers = all(isinstance(row[index], int | float) for row in listed)
+        numbers = all(type(row[index]) in (int, float) for row in listed)
         table.add_column(heading, justify="right" if numbers else "left", overflow="fold")
     for row in listed:
         table.add_row(*map(cell, row))
@@ -98,8 +99,15 @@ def print_messages(messages: Sequence[Message], *, as_json: bool, empty: str) ->
     print_table(
         ["id", "priority", "read_ct", "enqueued", "visible at", "worker", "payload"],
         (
-            (m.id, m.priority, m.read_ct, m.enqueued_at, m.vt, m.consumer_worker_id)
-            + (as_text(m.payload),)
+            (
+                m.id,
+                m.priority,
+                m.read_ct,
+                m.enqueued_at,
+                m.vt,
+                m.consumer_worker_id,
+                as_text(m.payload),
+            )
             for m in messages
         ),
         empty=empty,
@@ -114,8 +122,16 @@ def print_archived(messages: Sequence[ArchivedMessage], *, as_json: bool, empty:
     print_table(
         ["id", "archive id", "reason", "read_ct", "archived", "replayed as", "payload", "error"],
         (
-            (m.original_message_id, m.id, m.archive_reason, m.read_ct, m.archived_at, m.replayed_as)
-            + (as_text(m.payload), _last_line(m.error))
+            (
+                m.original_message_id,
+                m.id,
+                m.archive_reason,
+                m.read_ct,
+                m.archived_at,
+                m.replayed_as,
+                as_text(m.payload),
+                _last_line(m.error),
+            )
             for m in messages
         ),
         empty=empty,

@@ -9,7 +9,6 @@ import click
 from pgqrs import ArchiveReason, Queue, QueueStats
 from pgqrs.cli import parameters
 from pgqrs.cli.output import as_duration, print_json, print_messages, print_table
-from pgqrs.cli.parameters import DURATION
 from pgqrs.cli.target import Target
 
 NAME = click.argument("name")
@@ -22,9 +21,11 @@ def queue() -> None:
 
 @queue.command()
 @NAME
-@click.option("--lease", type=DURATION, help="How long a claim lasts by default.")
+@click.option("--lease", type=parameters.duration, help="How long a claim lasts by default.")
 @click.option("--max-read-ct", type=int, help="How many attempts a message gets.")
-@click.option("--retention", type=DURATION, help="How long `purge-archive` keeps what is finished.")
+@click.option(
+    "--retention", type=parameters.duration, help="How long `purge-archive` keeps what is finished."
+)
 @click.option("--if-not-exists", is_flag=True, help="Accept a queue that is there, unchanged.")
 @parameters.as_json
 @click.pass_obj
@@ -77,9 +78,11 @@ def show(target: Target, name: str, as_json: bool) -> None:
 
 @queue.command()
 @NAME
-@click.option("--lease", type=DURATION, help="How long a claim lasts by default.")
+@click.option("--lease", type=parameters.duration, help="How long a claim lasts by default.")
 @click.option("--max-read-ct", type=int, help="How many attempts a message gets.")
-@click.option("--retention", type=DURATION, help="How long `purge-archive` keeps what is finished.")
+@click.option(
+    "--retention", type=parameters.duration, help="How long `purge-archive` keeps what is finished."
+)
 @click.option("--no-retention", is_flag=True, help="Keep what is finished for ever.")
 @parameters.as_json
 @click.pass_obj
@@ -131,7 +134,10 @@ def resume(target: Target, name: str, as_json: bool) -> None:
 @parameters.as_json
 @click.pass_obj
 def purge(target: Target, name: str, yes: bool, as_json: bool) -> None:
-    """Delete all messages of the queue NAME, also held ones. The archive stays."""
+    """Delete all messages of the queue NAME.
+
+    Also held ones. The archive stays.
+    """
     with target.open() as store:
         admin = store.admin()
         held = message_count(admin.queue_stats(name))
@@ -168,7 +174,10 @@ def delete(target: Target, name: str, force: bool, yes: bool) -> None:
 @parameters.as_json
 @click.pass_obj
 def peek(target: Target, name: str, limit: int, after: int, as_json: bool) -> None:
-    """Show messages of the queue NAME by id, without claiming them."""
+    """Show messages of the queue NAME.
+
+    By id, whoever holds them, without claiming them.
+    """
     with target.open() as store:
         found = store.admin().peek(name, limit, after=after)
     print_messages(found, as_json=as_json, empty=f"Queue {name!r} holds no messages.")
@@ -205,8 +214,14 @@ def print_queues(queues: list[Queue]) -> None:
     print_table(
         ["queue", "paused", "lease", "max_read_ct", "retention", "created"],
         (
-            (q.queue_name, q.paused, f"{q.lease:g} s", q.max_read_ct)
-            + (as_duration(q.retention), q.created_at)
+            (
+                q.queue_name,
+                q.paused,
+                f"{q.lease:g} s",
+                q.max_read_ct,
+                as_duration(q.retention),
+                q.created_at,
+            )
             for q in queues
         ),
         empty="There are no queues.",
@@ -217,8 +232,15 @@ def print_stats(stats: list[QueueStats]) -> None:
     print_table(
         ["queue", "paused", "ready", "delayed", "leased", "oldest", *ArchiveReason],
         (
-            (s.queue, s.paused, s.ready, s.delayed, s.leased, as_duration(s.oldest_age))
-            + tuple(s.archived.get(reason, 0) for reason in ArchiveReason)
+            (
+                s.queue,
+                s.paused,
+                s.ready,
+                s.delayed,
+                s.leased,
+                as_duration(s.oldest_age),
+                *(s.archived.get(reason, 0) for reason in ArchiveReason),
+            )
             for s in stats
         ),
         empty="There are no queues.",

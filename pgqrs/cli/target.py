@@ -9,12 +9,12 @@ from typing import Any
 from pgqrs import Config, Store
 
 PATIENCE = 5.0
-"""Seconds to keep trying an unreachable database. A person waits; the library's default is made for services."""
+"""Seconds to keep trying an unreachable database: a person waits, not a service."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What the command line was pointed at. It is opened by the command that needs it, not by `--help`."""
+    """What the command line was pointed at. The command that needs it opens it."""
 
     dsn: str | None = field(default=None, repr=False)
     schema: str | None = None
@@ -27,5 +27,5 @@ class Target:
 
 
 def name_of(store: Store) -> str:
-    """The URL of a store without its secrets: libpq also takes a password among the URL's parameters."""
+    """The URL of a store without its secrets, which may also be among its parameters."""
     return str(store.config.url.set(query={}))

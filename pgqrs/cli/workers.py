@@ -6,7 +6,6 @@ import click
 
 from pgqrs.cli import parameters
 from pgqrs.cli.output import as_duration, print_json, print_table
-from pgqrs.cli.parameters import DURATION
 from pgqrs.cli.target import Target
 
 ID = click.argument("id", type=int)
@@ -30,8 +29,16 @@ def list_workers(target: Target, as_json: bool) -> None:
     print_table(
         ["id", "queue", "host", "pid", "status", "alive", "silent for", "since"],
         (
-            (w.id, w.queue, w.hostname, w.pid, w.status, w.is_alive())
-            + (as_duration(w.silent_for), w.created_at)
+            (
+                w.id,
+                w.queue,
+                w.hostname,
+                w.pid,
+                w.status,
+                w.is_alive(),
+                as_duration(w.silent_for),
+                w.created_at,
+            )
             for w in found
         ),
         empty="There are no workers.",
@@ -70,7 +77,10 @@ def stop(target: Target, id: int) -> None:
 
 @worker.command()
 @click.option(
-    "--silent-for", type=DURATION, default="5m", help="Those not heard of for so long are dead."
+    "--silent-for",
+    type=parameters.duration,
+    default="5m",
+    help="Those not heard of for so long are dead.",
 )
 @parameters.as_json
 @click.pass_obj

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, func, literal, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
 from pgqrs.errors import QueueExists, QueueNotEmpty, QueueNotFound
-from pgqrs.models import archive, messages, queues
-from pgqrs.repositories.expressions import at, moment, per_dialect
+from pgqrs.models import archive, messages, queues, workers
+from pgqrs.repositories.expressions import at, moment
 from pgqrs.types import Queue
 
 COLUMNS = (
@@ -23,28 +22,19 @@ COLUMNS = (
     queues.c.retention,
     queues.c.paused,
 )
-_NEW: dict[str, Any] = {
-    "queue_name": bindparam("new_name"),
-    "lease": bindparam("new_lease"),
-    "max_read_ct": bindparam("new_max_read_ct"),
-    "retention": bindparam("new_retention"),
-    "paused": literal(False, queues.c.paused.type),
-    "created_at": moment("now"),
-}
-_INSERT_POSTGRES = (
-    postgresql.insert(queues).values(_NEW).on_conflict_do_nothing().returning(queues.c.id)
+_INSERT = insert(queues).values(
+    queue_name=bindparam("new_name"),
+    lease=bindparam("new_lease"),
+    max_read_ct=bindparam("new_max_read_ct"),
+    retention=bindparam("new_retention"),
+    paused=False,
+    created_at=moment("now"),
 )
-_INSERT_SQLITE = sqlite.insert(queues).values(_NEW).on_conflict_do_nothing().returning(queues.c.id)
 _NAMED = queues.c.queue_name == bindparam("queue")
 _GET = select(*COLUMNS).where(_NAMED)
 _LOCK = select(queues.c.id).where(_NAMED).with_for_update()
 _LIST = select(*COLUMNS).order_by(queues.c.queue_name)
 _COUNT = select(func.count()).where(messages.c.queue_id == bindparam("queue_id"))
-
-_insert = per_dialect(
-    postgresql=lambda connection, values: connection.execute(_INSERT_POSTGRES, values),
-    sqlite=lambda connection, values: connection.execute(_INSERT_SQLITE, values),
-)
 
 
 def create(
@@ -64,8 +54,10 @@ def create(
         "new_max_read_ct": max_read_ct,
         "new_retention": retention,
     }
-    created = _insert(connection, values | at(now=(now, 0))).first() is not None
-    if not created and not if_not_exists:
+    found = connection.execute(_GET, {"queue": name}).first()
+    if found is None:
+        connection.execute(_INSERT, values | at(now=(now, 0.0)))
+    elif not if_not_exists:
         raise QueueExists(name)
     return get(connection, name)
 
@@ -110,6 +102,7 @@ def remove(connection: Connection, name: str, *, force: bool) -> None:
         raise QueueNotEmpty(name, remaining)
     connection.execute(delete(messages).where(messages.c.queue_id == queue_id))
     connection.execute(delete(archive).where(archive.c.queue_id == queue_id))
+    connection.execute(delete(workers).where(workers.c.queue_id == queue_id))
     connection.execute(delete(queues).where(queues.c.id == queue_id))
 
 

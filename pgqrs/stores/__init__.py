@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from sqlalchemy import Engine
@@ -9,24 +10,24 @@ from sqlalchemy import Engine
 from pgqrs.config import Config
 from pgqrs.errors import InvalidConfig
 from pgqrs.stores.base import Database, Work
-from pgqrs.stores.postgres import PostgresDatabase
-from pgqrs.stores.sqlite import SqliteDatabase
 
 __all__ = ["Database", "Work", "database_class", "open_database"]
 
-DATABASES: dict[str, Any] = {
-    "sqlite": SqliteDatabase,
-    "postgresql": PostgresDatabase,
+DATABASES = {
+    "sqlite": ("pgqrs.stores.sqlite", "SqliteDatabase"),
+    "postgresql": ("pgqrs.stores.postgres", "PostgresDatabase"),
 }
+"""By the name URLs start with. Imported when first used: drivers are slow to import."""
 
 
 def database_class(name: str) -> Any:
     """The class for a database, by the name its URLs start with."""
     try:
-        return DATABASES[name]
+        module, attribute = DATABASES[name]
     except KeyError:
         known = ", ".join(DATABASES)
         raise InvalidConfig(f"no store for {name!r}; there are stores for: {known}") from None
+    return getattr(import_module(module), attribute)
 
 
 def open_database(config: Config, engine: Engine | None = None, **options: Any) -> Database:

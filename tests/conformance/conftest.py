@@ -72,9 +72,7 @@ class MemoryHarness(SyncHarness):
         self._store.admin().install()
 
     def open(self, *, clock: Clock | None, **settings: Any) -> Any:
-        return self._cleanup.enter_context(
-            pgqrs.Store(self._store.engine, clock=clock, **settings)
-        )
+        return self._cleanup.enter_context(pgqrs.Store(self._store.engine, clock=clock, **settings))
 
 
 class AsyncTransaction:

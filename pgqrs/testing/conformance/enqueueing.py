@@ -17,9 +17,7 @@ def payloads_of(found: list[Any]) -> list[Any]:
     return [message.payload for message in found]
 
 
-def test_a_message_arrives_as_it_was_sent(
-    producer: Any, consumer: Any, clock: ManualClock
-) -> None:
+def test_a_message_arrives_as_it_was_sent(producer: Any, consumer: Any, clock: ManualClock) -> None:
     id = producer.enqueue({"job": "hello"})
     (message,) = consumer.dequeue()
     assert message.id == id

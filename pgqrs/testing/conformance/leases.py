@@ -242,7 +242,7 @@ def test_a_dead_message_is_not_tried_again(admin: Any, producer: Any, consumer: 
 def test_an_exception_is_kept_with_its_traceback(admin: Any, producer: Any, consumer: Any) -> None:
     id = producer.enqueue(1)
     try:
-        {}["nul \0 and half a pair \ud800"]
+        dict[str, int]()["nul \0 and half a pair \ud800"]
     except KeyError as exc:
         consumer.fail(*consumer.dequeue(), exc, dead=True)
     error = admin.get_archived(id).error
@@ -291,7 +291,12 @@ def test_everything_works_on_many(
     consumer.extend_many(held[10:], 100)
     consumer.delete_many(held[10:11])
     assert [message.payload for message in consumer.dequeue(12)] == [4, 5, 8, 9]
-    assert [found.payload for found in admin.list_archive(QUEUE, reason="completed")] == [0, 1, 2, 3]
+    assert [found.payload for found in admin.list_archive(QUEUE, reason="completed")] == [
+        0,
+        1,
+        2,
+        3,
+    ]
     assert [found.payload for found in admin.dead_letters(QUEUE)] == [6, 7]
 
 

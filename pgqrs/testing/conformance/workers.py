@@ -12,9 +12,7 @@ from pgqrs.testing import ManualClock
 from pgqrs.testing.conformance.harness import QUEUE
 
 
-def test_a_consumer_has_a_row_while_it_is_open(
-    store: Any, admin: Any, clock: ManualClock
-) -> None:
+def test_a_consumer_has_a_row_while_it_is_open(store: Any, admin: Any, clock: ManualClock) -> None:
     with store.consumer(QUEUE, hostname="host-7", port=8080) as consumer:
         (worker,) = admin.list_workers()
         assert worker.id == consumer.worker_id

@@ -1,0 +1,101 @@
+"""The public face: what is exported, that sync and async are twins, what an import costs."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import pgqrs
+from pgqrs import aio, errors
+from pgqrs.aio.consumer import AsyncHolder
+from pgqrs.consumer import Holder
+
+TWINS = [
+    (pgqrs.Store, pgqrs.AsyncStore),
+    (pgqrs.Admin, pgqrs.AsyncAdmin),
+    (pgqrs.Producer, pgqrs.AsyncProducer),
+    (pgqrs.Consumer, pgqrs.AsyncConsumer),
+    (pgqrs.Transaction, pgqrs.AsyncTransaction),
+    (Holder, AsyncHolder),
+]
+ONLY_ASYNC = {"open"}  # what a sync facade does when it is made or first used
+
+
+def public(owner: Any) -> dict[str, Any]:
+    return {name: value for name, value in inspect.getmembers(owner) if not name.startswith("_")}
+
+
+def test_all_is_what_is_exported() -> None:
+    modules = {name for name, value in public(pgqrs).items() if inspect.ismodule(value)}
+    assert set(public(pgqrs)) - modules | {"__version__"} == set(pgqrs.__all__)
+    assert len(set(pgqrs.__all__)) == len(pgqrs.__all__)
+    assert set(public(aio)) >= set(aio.__all__)
+
+
+def test_every_error_is_exported_and_in_one_tree() -> None:
+    for name, value in public(errors).items():
+        if inspect.isclass(value) and value.__module__ == errors.__name__:
+            assert getattr(pgqrs, name) is value
+            assert issubclass(value, pgqrs.PgqrsError)
+            assert not hasattr(__builtins__, name)
+
+
+@pytest.mark.parametrize(("sync", "asynchronous"), TWINS, ids=lambda cls: cls.__name__)
+def test_sync_and_async_have_the_same_methods(sync: Any, asynchronous: Any) -> None:
+    assert set(public(sync)) - ONLY_ASYNC == set(public(asynchronous)) - ONLY_ASYNC
+
+
+@pytest.mark.parametrize(("sync", "asynchronous"), TWINS, ids=lambda cls: cls.__name__)
+def test_sync_and_async_have_the_same_arguments(sync: Any, asynchronous: Any) -> None:
+    compared = 0
+    for name, method in public(sync).items():
+        if not inspect.isfunction(method) or name in ONLY_ASYNC:
+            continue
+        twin = getattr(asynchronous, name)
+        ours, theirs = inspect.signature(method), inspect.signature(twin)
+        assert list(ours.parameters) == list(theirs.parameters), name
+        for parameter in ours.parameters.values():
+            other = theirs.parameters[parameter.name]
+            assert (parameter.kind, parameter.default) == (other.kind, other.default), name
+            if name != "using":
+                assert parameter.annotation == other.annotation, name
+        compared += 1
+    assert compared > 1
+
+
+def python(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def test_importing_loads_no_heavy_parts() -> None:
+    heavy = "boto3 pyspark alembic click rich starlette cloudpickle pytest aiosqlite asyncpg"
+    loaded = python(
+        f"import sys, pgqrs; print([name for name in '{heavy}'.split() if name in sys.modules])"
+    )
+    assert loaded == "[]"
+
+
+def test_opening_a_store_needs_no_alembic(tmp_path: Any) -> None:
+    url = f"sqlite:///{tmp_path / 'q.db'}"
+    with pgqrs.Store(url) as store:
+        store.admin().install()
+        store.admin().create_queue("q")
+    code = f"import sys, pgqrs; pgqrs.Store({url!r}).producer('q').enqueue(1); print('alembic' in sys.modules)"
+    assert python(code) == "False"
+
+
+def test_importing_is_quick() -> None:
+    code = (
+        "from time import process_time as now; a = now(); import sqlalchemy; b = now(); "
+        "import pgqrs; c = now(); print(b - a, c - b)"
+    )
+    runs = [tuple(map(float, python(code).split())) for _ in range(5)]
+    ours, theirs = min(run[1] for run in runs), min(run[0] for run in runs)
+    # SQLAlchemy's own import, a quarter of a second, tells how slow a busy machine is just now.
+    assert ours < 0.35 * max(1.0, theirs / 0.25)

@@ -1,0 +1,158 @@
+"""URLs, settings and where they come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import platformdirs
+import pytest
+
+import pgqrs
+from pgqrs.config import Config, parse_dsn
+
+
+@pytest.mark.parametrize(
+    ("dsn", "path"),
+    [
+        ("sqlite://./q.db", "./q.db"),
+        ("sqlite://q.db", "q.db"),
+        ("sqlite:q.db", "q.db"),
+        ("sqlite:./q.db", "./q.db"),
+        ("sqlite:/tmp/q.db", "/tmp/q.db"),
+        ("sqlite:///q.db", "q.db"),
+        ("sqlite:////tmp/q.db", "/tmp/q.db"),
+        ("sqlite::memory:", ":memory:"),
+        ("sqlite://:memory:", ":memory:"),
+        ("sqlite:///:memory:", ":memory:"),
+        ("sqlite://", ":memory:"),
+    ],
+)
+def test_every_form_of_a_sqlite_url(dsn: str, path: str) -> None:
+    url = parse_dsn(dsn)
+    assert (url.drivername, url.database) == ("sqlite", path)
+
+
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
+def test_every_form_of_a_postgres_url(scheme: str) -> None:
+    url = parse_dsn(f"{scheme}://user:pass@host:5433/name?sslmode=require")
+    assert url.drivername == "postgresql+psycopg"
+    assert (url.host, url.port, url.database, url.password) == ("host", 5433, "name", "pass")
+    assert url.query == {"sslmode": "require"}
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "mysql://user:secret@host/db",
+        "postgresql+asyncpg://user:secret@host/db",
+        "sqlite+aiosqlite:///q.db",
+        "redis://:secret@host",
+        "secret.db",
+        "",
+        "postgresql://user:secret@host:port/db",
+        "sqlite:///q.db?mode=ro",
+    ],
+)
+def test_anything_else_is_refused_without_repeating_the_password(dsn: str) -> None:
+    with pytest.raises(pgqrs.InvalidConfig) as caught:
+        pgqrs.Store(dsn)
+    assert "secret@" not in str(caught.value)
+    with pytest.raises(pgqrs.InvalidConfig):
+        pgqrs.AsyncStore(dsn)
+
+
+def test_the_refusal_names_what_is_accepted() -> None:
+    with pytest.raises(pgqrs.InvalidConfig, match="sqlite::memory:.*postgresql://"):
+        parse_dsn("mysql://host/db")
+
+
+def test_something_else_than_a_url_is_refused() -> None:
+    with pytest.raises(pgqrs.InvalidConfig, match="expected a URL"):
+        pgqrs.Store(42)  # type: ignore[arg-type]
+
+
+def test_arguments_win_over_the_environment_over_defaults() -> None:
+    environ = {
+        "PGQRS_DSN": "sqlite:env.db",
+        "PGQRS_LEASE": "12.5",
+        "PGQRS_MAX_READ_CT": "9",
+        "PGQRS_UPGRADE": "true",
+        "PGQRS_SQLITE_JOURNAL_MODE": "delete",
+        "PGQRS_PREPARE_THRESHOLD": "none",
+    }
+    config = Config.from_env(environ, max_read_ct=2)
+    assert (config.dsn, config.lease, config.max_read_ct) == ("sqlite:env.db", 12.5, 2)
+    assert (config.upgrade, config.sqlite_journal_mode) == (True, "DELETE")
+    assert config.prepare_threshold is None
+    assert config.sqlite_synchronous == "FULL"
+    assert Config.from_env({}).lease == 30.0
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"PGQRS_LEASE": "soon"},
+        {"PGQRS_MAX_READ_CT": "1.5"},
+        {"PGQRS_UPGRADE": "perhaps"},
+        {"PGQRS_SQLITE_SYNCHRONOUS": "sometimes"},
+        {"PGQRS_POOL_SIZE": "0"},
+    ],
+)
+def test_a_bad_variable_is_named(environ: dict[str, str]) -> None:
+    (name,) = environ
+    with pytest.raises(pgqrs.InvalidConfig, match=name.removeprefix("PGQRS_").lower() + "|" + name):
+        Config.from_env(environ)
+
+
+def test_an_unknown_setting_is_named() -> None:
+    with pytest.raises(pgqrs.InvalidConfig, match="leese"):
+        pgqrs.Store("sqlite::memory:", leese=5)
+
+
+def test_the_password_is_not_shown() -> None:
+    config = Config.from_dsn("postgresql://user:secret@host/db")
+    assert "secret" not in repr(config)
+    assert "secret" not in str(config.url)
+
+
+def test_without_a_url_there_is_a_file_in_the_data_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PGQRS_DSN", raising=False)
+    monkeypatch.setattr(platformdirs, "user_data_dir", lambda *_, **__: str(tmp_path / "data"))
+    with pgqrs.Store() as store:
+        store.admin().install()
+    assert (tmp_path / "data" / "pgqrs.db").exists()
+
+
+def test_without_an_argument_the_environment_names_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGQRS_DSN", f"sqlite:{tmp_path / 'env.db'}")
+    with pgqrs.Store() as store:
+        store.admin().install()
+    assert (tmp_path / "env.db").exists()
+
+
+def test_a_config_opens_a_store() -> None:
+    config = Config.from_dsn("sqlite::memory:", lease=5)
+    with pgqrs.Store(config, max_read_ct=2) as store:
+        store.admin().install()
+        queue = store.admin().create_queue("q")
+    assert (queue.lease, queue.max_read_ct) == (5.0, 2)
+
+
+def test_a_relative_path_is_fixed_when_the_store_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    with pgqrs.Store("sqlite://./q.db") as store:
+        monkeypatch.chdir(tmp_path)
+        store.admin().install()
+    assert (tmp_path / "a" / "q.db").exists()
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(pgqrs.InvalidConfig, match="no directory"):
+        pgqrs.Store(f"sqlite:///{tmp_path}/missing/q.db")
