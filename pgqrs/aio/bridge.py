@@ -15,6 +15,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
@@ -31,19 +32,31 @@ THREADS = 32
 class Bridge(ABC):
     """Runs sync code for async callers."""
 
+    def __init__(self) -> None:
+        self._undoing: set[asyncio.Task[None]] = set()
+
     @abstractmethod
     async def run(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     async def run_or_undo(self, call: Callable[[], T], undo: Callable[[T], object]) -> T:
-        """Run to the end even if the caller is cancelled meanwhile, and then undo it."""
+        """Run to the end even if the caller is cancelled meanwhile; then undo it, behind its back."""
         task = asyncio.ensure_future(self.run(call))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if not task.cancelled():
-                result = await task
-                await self.run(undo, result)
+            undoing = asyncio.ensure_future(self._undo(task, undo))
+            self._undoing.add(undoing)
+            undoing.add_done_callback(self._undoing.discard)
             raise
+
+    async def _undo(self, task: asyncio.Task[T], undo: Callable[[T], object]) -> None:
+        with suppress(Exception):  # nobody is left to hear of it, and leases lapse by themselves
+            await self.run(undo, await task)
+
+    async def settle(self) -> None:
+        """Wait for what is being undone."""
+        if self._undoing:
+            await asyncio.wait(self._undoing)
 
     def close(self) -> None:
         """Let go of what the bridge itself holds."""
@@ -57,6 +70,7 @@ class GreenletBridge(Bridge):
 
 class ThreadBridge(Bridge):
     def __init__(self) -> None:
+        super().__init__()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="pgqrs")
         self._closed = False
 

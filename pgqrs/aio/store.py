@@ -113,6 +113,7 @@ class AsyncStore(Facade):
     async def close(self) -> None:
         """Let go of the connections. An engine of the application's own stays open."""
         if not self._database.closed:
+            await self._bridge.settle()
             await self._bridge.run(self._database.close)
             self._bridge.close()
 

@@ -1,0 +1,59 @@
+"""What the processes of the acceptance tests do. `python -m tests.acceptance.children NAME URL`.
+
+They talk in lines: the parent writes commands, the child answers with JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from typing import Any
+
+import pgqrs
+
+
+def say(answer: Any) -> None:
+    print(json.dumps(answer), flush=True)
+
+
+def drain(url: str) -> None:
+    """For each queue named on stdin: take all there is. Answers with the ids it got."""
+    with pgqrs.Store(url) as store:
+        say("ready")
+        for line in sys.stdin:
+            queue = line.strip()
+            mine: list[int] = []
+            with store.consumer(queue, lease=60) as consumer:
+                while claimed := consumer.dequeue(random.randint(1, 7)):
+                    mine += [message.id for message in claimed]
+                    consumer.ack_many(claimed)
+            say(mine)
+
+
+def hold(url: str) -> None:
+    """Claim one message for a second, and then do as told."""
+    with pgqrs.Store(url) as store:
+        consumer = store.consumer("tasks", lease=1)
+        (message,) = consumer.dequeue()
+        say([message.id, message.read_ct])
+        for line in sys.stdin:
+            try:
+                getattr(consumer, line.strip())(message)
+                say("done")
+            except pgqrs.LeaseLost as exc:
+                say(["lost", exc.id])
+
+
+def enqueue_forever(url: str) -> None:
+    """Say the id of each message, once its enqueue has returned."""
+    with pgqrs.Store(url) as store:
+        producer = store.producer("tasks")
+        while True:
+            say(producer.enqueue({"at": time.time()}))
+            say(producer.enqueue_many([1, 2, 3])[-1])
+
+
+if __name__ == "__main__":
+    {"drain": drain, "hold": hold, "enqueue_forever": enqueue_forever}[sys.argv[1]](sys.argv[2])

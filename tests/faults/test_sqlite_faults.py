@@ -1,0 +1,227 @@
+"""SQLite: locks held elsewhere, full disks, engines with other settings."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, create_engine, event, text
+from sqlalchemy.exc import OperationalError
+
+import pgqrs
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "test.db"
+
+
+@pytest.fixture
+def url(path: Path) -> str:
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[pgqrs.Store]:
+    with pgqrs.Store(url) as store:
+        store.admin().install()
+        store.admin().create_queue("tasks")
+        yield store
+
+
+def pragma(connection: Any, name: str) -> Any:
+    return connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
+
+
+def test_every_connection_has_its_pragmas(store: pgqrs.Store) -> None:
+    with ExitStack() as held:
+        for _ in range(8):
+            connection = held.enter_context(store.engine.connect())
+            assert pragma(connection, "journal_mode") == "wal"
+            assert pragma(connection, "synchronous") == 2
+            assert pragma(connection, "foreign_keys") == 1
+            assert pragma(connection, "busy_timeout") == 5000
+
+
+def test_the_pragmas_are_settings(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGQRS_SQLITE_JOURNAL_MODE", "delete")
+    monkeypatch.setenv("PGQRS_SQLITE_SYNCHRONOUS", "normal")
+    with pgqrs.Store(f"sqlite:///{path}", sqlite_busy_timeout=1.5) as store:
+        with store.engine.connect() as connection:
+            assert pragma(connection, "journal_mode") == "delete"
+            assert pragma(connection, "synchronous") == 1
+            assert pragma(connection, "busy_timeout") == 1500
+
+
+def test_a_short_lock_elsewhere_is_waited_for(store: pgqrs.Store, path: Path) -> None:
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    release = threading.Timer(0.3, other.execute, ["COMMIT"])
+    release.start()
+    store.producer("tasks").enqueue("waited")
+    release.join()
+    other.close()
+    assert [message.payload for message in store.admin().peek("tasks")] == ["waited"]
+
+
+def test_a_lock_that_stays_is_an_error_in_bounded_time(store: pgqrs.Store, path: Path) -> None:
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pgqrs.Store(f"sqlite:///{path}", sqlite_busy_timeout=0.05, retry_for=0.2) as impatient:
+        with pytest.raises(pgqrs.StoreUnavailable, match="locked"):
+            impatient.producer("tasks").enqueue(1)
+        assert impatient.admin().peek("tasks") == []  # reading goes on
+        other.execute("ROLLBACK")
+        impatient.producer("tasks").enqueue(2)
+    other.close()
+
+
+def test_readers_are_not_held_up_by_a_writer(store: pgqrs.Store) -> None:
+    store.producer("tasks").enqueue("committed")
+    writing, read = threading.Event(), threading.Event()
+
+    def write(connection: Connection) -> None:
+        connection.execute(text("DELETE FROM pgqrs_messages"))
+        writing.set()
+        assert read.wait(30)
+
+    writer = threading.Thread(target=store.write, args=(write,))
+    writer.start()
+    assert writing.wait(30)
+    assert [message.payload for message in store.admin().peek("tasks")] == ["committed"]
+    read.set()
+    writer.join()
+    assert store.admin().peek("tasks") == []
+
+
+def test_a_full_disk_refuses_what_does_not_fit_and_keeps_the_rest(store: pgqrs.Store) -> None:
+    producer = store.producer("tasks")
+    kept = producer.enqueue_many(range(10))
+
+    def limit(connection: Connection, pages: str) -> None:
+        connection.exec_driver_sql(f"PRAGMA max_page_count={pages}").close()
+
+    with store.engine.connect() as connection:
+        pages = pragma(connection, "page_count")
+    store.engine.dispose()
+    listener = lambda raw, _: raw.execute(f"PRAGMA max_page_count={pages + 2}").close()  # noqa: E731
+    event.listen(store.engine, "connect", listener)
+    with pytest.raises(OperationalError, match="full"):
+        producer.enqueue_many(["x" * 10_000] * 10)
+    assert [message.id for message in store.admin().peek("tasks", 100)] == kept
+    event.remove(store.engine, "connect", listener)
+    store.engine.dispose()
+    producer.enqueue_many(["x" * 10_000] * 10)
+    assert store.admin().queue_stats("tasks").ready == 20
+
+
+def test_works_that_fill_the_disk_do_not_fail_the_works_beside_them(store: pgqrs.Store) -> None:
+    with store.engine.connect() as connection:
+        pages = pragma(connection, "page_count")
+    store.engine.dispose()
+    event.listen(
+        store.engine,
+        "connect",
+        lambda raw, _: raw.execute(f"PRAGMA max_page_count={pages + 20}").close(),
+    )
+    producer = store.producer("tasks")
+
+    def enqueue(n: int) -> int | None:
+        try:
+            return producer.enqueue("x" * 500_000 if n % 4 == 0 else n)
+        except OperationalError:
+            return None
+
+    with ThreadPoolExecutor(16) as threads:
+        results = list(threads.map(enqueue, range(64)))
+    kept = {message.id for message in store.admin().peek("tasks", 1000)}
+    assert kept == {id for id in results if id is not None}
+    assert all(results[n] is not None for n in range(64) if n % 4)
+    assert all(results[n] is None for n in range(64) if n % 4 == 0)
+
+
+def test_exclusive_access_is_told(store: pgqrs.Store, url: str) -> None:
+    store.verify_exclusive_access()
+    store.producer("tasks").enqueue("still works")
+    code = (
+        f"import pgqrs; store = pgqrs.Store({url!r}); store.admin().stats(); print('in', flush=True); "
+        "input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout
+        assert other.stdout.readline() == b"in\n"
+        with pytest.raises(pgqrs.NotExclusive):
+            store.verify_exclusive_access()
+        other.communicate(b"\n")
+    store.verify_exclusive_access()
+    assert store.admin().queue_stats("tasks").ready == 1
+
+
+def test_an_engine_of_the_applications_is_neither_changed_nor_disposed(path: Path) -> None:
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.connect() as connection:
+        before = [pragma(connection, name) for name in ("journal_mode", "foreign_keys")]
+    with pgqrs.Store(engine) as store:
+        store.admin().install()
+        store.admin().create_queue("tasks")
+        store.producer("tasks").enqueue(1)
+    with engine.connect() as connection:
+        assert [pragma(connection, name) for name in ("journal_mode", "foreign_keys")] == before
+        assert connection.connection.dbapi_connection.isolation_level == ""  # type: ignore[union-attr]
+        assert connection.execute(text("SELECT count(*) FROM pgqrs_messages")).scalar() == 1
+    engine.dispose()
+
+
+def test_an_engine_that_weakens_a_promise_is_warned_about_once(path: Path) -> None:
+    engine = create_engine(f"sqlite:///{path}")
+    event.listen(engine, "connect", lambda raw, _: raw.execute("PRAGMA synchronous=OFF").close())
+    with pytest.warns(UserWarning, match="synchronous"):
+        store = pgqrs.Store(engine, upgrade=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        store.admin().create_queue("tasks")
+    engine.dispose()
+
+
+@pytest.mark.parametrize("begin", ["BEGIN", "BEGIN IMMEDIATE"])
+def test_an_engine_that_begins_by_itself(path: Path, begin: str) -> None:
+    engine = create_engine(f"sqlite:///{path}")
+    event.listen(engine, "connect", lambda raw, _: setattr(raw, "isolation_level", None))
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
+    with pgqrs.Store(engine, upgrade=True) as store:
+        store.admin().create_queue("tasks")
+        producer = store.producer("tasks")
+        with ThreadPoolExecutor(8) as threads:
+            ids = list(threads.map(producer.enqueue, range(100)))
+        assert len(set(ids)) == 100
+        assert store.admin().queue_stats("tasks").ready == 100
+    engine.dispose()
+
+
+def test_threads_share_a_database_in_memory() -> None:
+    with pgqrs.Store("sqlite::memory:", upgrade=True) as store:
+        store.admin().create_queue("tasks")
+        producer = store.producer("tasks")
+        with ThreadPoolExecutor(16) as threads:
+            list(threads.map(producer.enqueue, range(200)))
+        assert store.admin().queue_stats("tasks").ready == 200
+
+
+def test_two_databases_in_memory_are_two() -> None:
+    with (
+        pgqrs.Store("sqlite::memory:", upgrade=True) as one,
+        pgqrs.Store("sqlite::memory:", upgrade=True) as two,
+    ):
+        one.admin().create_queue("only here")
+        assert two.admin().list_queues() == []
