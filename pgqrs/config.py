@@ -124,12 +124,24 @@ def parse_dsn(dsn: str) -> URL:
         return URL.create("sqlite", database=_sqlite_path(dsn))
     scheme, separator, _ = dsn.partition("://")
     if separator and scheme in ("postgres", "postgresql", "postgresql+psycopg"):
-        try:
-            return make_url(dsn).set(drivername="postgresql+psycopg")
-        except (ArgumentError, ValueError):
-            raise InvalidConfig("the PostgreSQL URL cannot be parsed") from None
+        return _postgres_url(dsn)
     named = f"scheme {scheme!r} is not" if separator else "a URL without a known scheme is not"
     raise InvalidConfig(f"{named} accepted; accepted are: {ACCEPTED}")
+
+
+def _postgres_url(dsn: str) -> URL:
+    try:
+        url = make_url(dsn).set(drivername="postgresql+psycopg")
+    except (ArgumentError, ValueError):
+        raise InvalidConfig("the PostgreSQL URL cannot be parsed") from None
+    if "@" in (url.host or ""):
+        raise InvalidConfig("the PostgreSQL URL has two @; write the one in the password as %40")
+    return url
+
+
+def shown(url: URL) -> str:
+    """A URL that may be printed: without a password, wherever it stands."""
+    return url.set(query={}).render_as_string(hide_password=True)
 
 
 def _sqlite_path(dsn: str) -> str:

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from pgqrs.admin import Admin
 from pgqrs.clock import Clock
-from pgqrs.config import Config
+from pgqrs.config import Config, shown
 from pgqrs.consumer import Consumer
 from pgqrs.errors import InvalidConfig
 from pgqrs.producer import Producer
@@ -116,7 +116,7 @@ class Store:
         self.close()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._database.engine.url!s})"
+        return f"{type(self).__name__}({shown(self._database.engine.url)})"
 
 
 def config_from(target: object, settings: dict[str, Any]) -> Config:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -15,6 +16,7 @@ from pgqrs.testing.postgres import postgres_dsn
 pytest.register_assert_rewrite("pgqrs.testing.conformance")
 
 _numbers = count(1)
+_created: list[str] = []
 
 
 @pytest.fixture(scope="session")
@@ -22,14 +24,17 @@ def postgres() -> Iterator[str]:
     """The URL of a server that is there for the whole run."""
     with postgres_dsn() as dsn:
         yield dsn
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            for name in _created:
+                connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
 
 def create_database(server: str) -> str:
     """The URL of a new, empty database on the server."""
-    name = f"pgqrs_test_{next(_numbers)}"
+    name = f"pgqrs_test_{os.getpid()}_{next(_numbers)}"
     with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
         connection.execute(f"CREATE DATABASE {name}")
+    _created.append(name)
     url = make_url(server).set(database=name)
     return url.render_as_string(hide_password=False)
 

@@ -14,7 +14,7 @@ from pgqrs.aio.consumer import AsyncConsumer
 from pgqrs.aio.producer import AsyncProducer
 from pgqrs.aio.transaction import AsyncTransaction
 from pgqrs.clock import Clock
-from pgqrs.config import Config
+from pgqrs.config import Config, shown
 from pgqrs.consumer import Consumer
 from pgqrs.producer import Producer
 from pgqrs.store import config_from
@@ -118,7 +118,7 @@ class AsyncStore(Facade):
             self._bridge.close()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._database.engine.url!s})"
+        return f"{type(self).__name__}({shown(self._database.engine.url)})"
 
 
 async def connect(

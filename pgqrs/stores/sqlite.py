@@ -153,7 +153,10 @@ def _create_engine(config: Config) -> Engine:
 def _usable_path(database: str, config: Config) -> Path:
     path = Path(database).expanduser().absolute()
     if config.dsn is None and str(path) == default_url().database:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise InvalidConfig(f"cannot create {path.parent}: {exc.strerror}") from exc
     if not path.parent.is_dir():
         raise InvalidConfig(f"cannot create {path}: there is no directory {path.parent}")
     return path

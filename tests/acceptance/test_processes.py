@@ -97,9 +97,7 @@ def test_processes_never_share_a_message(database: str, store: pgqrs.Store) -> N
     assert any(min(share) > 0 for share in shares), "they never raced"
 
 
-def test_a_killed_consumers_message_comes_back_by_itself(
-    database: str, store: pgqrs.Store
-) -> None:
+def test_a_killed_consumers_message_comes_back_by_itself(database: str, store: pgqrs.Store) -> None:
     id = store.producer("tasks").enqueue("precious")
     with children("hold", database) as (victim,):
         assert victim.answer() == [id, 1]
@@ -131,9 +129,7 @@ def test_a_frozen_consumer_that_wakes_up_too_late_is_refused(
         assert zombie.answer() == ["lost", id]
 
 
-def test_what_was_enqueued_survives_the_producers_death(
-    database: str, store: pgqrs.Store
-) -> None:
+def test_what_was_enqueued_survives_the_producers_death(database: str, store: pgqrs.Store) -> None:
     for _ in range(5):
         with children("enqueue_forever", database) as (victim,):
             said = [victim.answer() for _ in range(20)]

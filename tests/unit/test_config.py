@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 import pytest
@@ -50,6 +51,7 @@ def test_every_form_of_a_postgres_url(scheme: str) -> None:
         "secret.db",
         "",
         "postgresql://user:secret@host:port/db",
+        "postgresql://user:top@secret@host/db",
         "sqlite:///q.db?mode=ro",
     ],
 )
@@ -113,6 +115,14 @@ def test_the_password_is_not_shown() -> None:
     config = Config.from_dsn("postgresql://user:secret@host/db")
     assert "secret" not in repr(config)
     assert "secret" not in str(config.url)
+
+
+@pytest.mark.parametrize("open_store", [pgqrs.Store, pgqrs.AsyncStore])
+def test_a_store_does_not_show_its_password(open_store: Any) -> None:
+    # Nobody listens there: opening is fine, since it may be a server that is not up yet.
+    store = open_store("postgresql://user:secret@127.0.0.1:1/db?password=secret", retry_for=0)
+    assert "secret" not in repr(store)
+    assert "127.0.0.1:1/db" in repr(store)
 
 
 def test_without_a_url_there_is_a_file_in_the_data_directory(

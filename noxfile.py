@@ -1,0 +1,108 @@
+"""All checks: `nox`. One of them: `nox -s tests`. What there is: `nox -l`."""
+
+from __future__ import annotations
+
+import shutil
+import tomllib
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.10"
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.error_on_missing_interpreters = False
+nox.options.stop_on_first_error = False
+nox.options.sessions = ["lint", "tests", "lowest", "pythons", "old-postgres", "build"]
+
+PROJECT = tomllib.loads(Path("pyproject.toml").read_text())
+SYSTEM_POSTGRES = Path("/usr/lib/postgresql")
+BACKENDS = ("tests/conformance", "tests/migrations", "tests/faults")
+"""The tests that depend on versions of databases and libraries."""
+
+
+def install(session: nox.Session, *groups: str) -> None:
+    """The project as it is in the checkout, and the tools of these groups."""
+    session.install("-e", ".", *nox.project.dependency_groups(PROJECT, *groups))
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Formatting, lint, types, and the direction of imports."""
+    install(session, "lint", "test")
+    session.run("ruff", "format", "--check", ".")
+    session.run("ruff", "check", ".")
+    session.run("mypy")
+    session.run("lint-imports")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Every test, on this Python and the newest libraries. Arguments go to pytest."""
+    install(session, "test")
+    session.run("pytest", "-n", "2", *session.posargs)
+
+
+@nox.session
+def lowest(session: nox.Session) -> None:
+    """The oldest libraries that pyproject.toml allows, SQLAlchemy 2.0 among them."""
+    install(session, "test")
+    oldest = [
+        dependency.partition(",")[0].replace(">=", "==")
+        for dependency in PROJECT["project"]["dependencies"]
+    ]
+    session.install(*oldest)
+    session.run("pytest", "-n", "2", "tests/unit", "tests/api", *BACKENDS, *session.posargs)
+
+
+@nox.session(python=["3.12", "3.13"])
+def pythons(session: nox.Session) -> None:
+    """The other Pythons, where they are installed."""
+    install(session, "test")
+    session.run("pytest", "-n", "2", "tests/unit", "tests/api", *BACKENDS, *session.posargs)
+
+
+@nox.session(name="old-postgres")
+def old_postgres(session: nox.Session) -> None:
+    """The oldest PostgreSQL server that the system has, beside the newest from the wheel."""
+    found = sorted(SYSTEM_POSTGRES.glob("*/bin/initdb"))
+    if not found:
+        session.skip(f"no server below {SYSTEM_POSTGRES}; install your system's postgresql package")
+    install(session, "test")
+    session.run(
+        *("pytest", "-n", "2", "-k", "postgres", *BACKENDS, *session.posargs),
+        env={"PGQRS_TEST_POSTGRES": str(found[0].parent)},
+    )
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build the wheel, install it where nothing else is, and use it."""
+    session.install("build")
+    shutil.rmtree("dist", ignore_errors=True)
+    session.run("python", "-m", "build")
+    (wheel,) = Path("dist").glob("*.whl")
+    session.install("--force-reinstall", str(wheel.resolve()))
+    home = Path(session.create_tmp()).resolve()
+    database = home / "wheel.db"
+    for leftover in home.glob("wheel.db*"):
+        leftover.unlink()
+    env = {"PGQRS_DSN": f"sqlite:///{database}"}
+    with session.chdir(home):
+        for command in (
+            ["install"],
+            ["verify"],
+            ["queue", "create", "tasks"],
+            ["enqueue", "tasks", '{"from": "the wheel"}'],
+            ["stats"],
+        ):
+            session.run("pgqrs", *command, env=env)
+        output = session.run("pgqrs", "dequeue", "tasks", "--json", env=env, silent=True)
+    if "the wheel" not in str(output):
+        session.error(f"the message did not come out again: {output}")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Benchmarks against a raw driver in the same run; see benchmarks/README.md."""
+    install(session, "test")
+    session.run("python", "-m", "benchmarks", *session.posargs)
