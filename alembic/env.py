@@ -2,9 +2,9 @@
 
 from logging.config import fileConfig
 
+from alembic import context
 from sqlalchemy import Connection
 
-from alembic import context
 from pgqrs import schema
 from pgqrs.config import Config
 from pgqrs.models import Base

@@ -55,13 +55,14 @@ _PG_ENQUEUE_MANY = f"""
     INSERT INTO pgqrs_messages {_NEW}
     SELECT %s, 0, true, now(), 0, 0, now(), value FROM jsonb_array_elements(%s::jsonb)
     RETURNING id"""
+# The limit is part of the text: as a parameter, the server would plan the statement anew each time.
 _PG_CLAIM = f"""
     UPDATE pgqrs_messages
     SET ready = false, vt = now() + interval '{LEASE} seconds', read_ct = read_ct + 1,
         dequeued_at = now(), consumer_worker_id = %s
     WHERE id = ANY (ARRAY (
         SELECT id FROM pgqrs_messages WHERE queue_id = %s AND ready
-        ORDER BY priority DESC, id LIMIT %s FOR UPDATE SKIP LOCKED
+        ORDER BY priority DESC, id LIMIT {{n}} FOR UPDATE SKIP LOCKED
     ))
     RETURNING {", ".join(Claimed._fields)}"""
 
@@ -102,7 +103,7 @@ class RawPostgres:
         return [id for (id,) in self._run(_PG_ENQUEUE_MANY, self._queue, _encode(payloads))]
 
     def claim(self, n: int) -> list[Claimed]:
-        rows = self._run(_PG_CLAIM, self._worker, self._queue, n)
+        rows = self._run(_PG_CLAIM.format(n=n), self._worker, self._queue)
         return _in_order([Claimed(*row) for row in rows])
 
     def ack(self, claimed: Sequence[Claimed]) -> None:

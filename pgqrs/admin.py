@@ -69,8 +69,8 @@ class Admin:
     ) -> Queue:
         """A new queue.
 
-        `lease` is how long a claim lasts by default, `max_read_ct` how many attempts a message gets, `retention`
-        how long `purge_archive` keeps finished messages (None: for ever).
+        `lease` is how long a claim lasts by default, `max_read_ct` how many attempts a message
+        gets, `retention` how long `purge_archive` keeps finished messages (None: for ever).
         """
         _valid_name(name)
         defaults, now = self._database.config, self._database.now()
@@ -163,7 +163,9 @@ class Admin:
         n: int = 100,
         after: int = 0,
     ) -> list[ArchivedMessage]:
-        """Finished messages in the order they ended; `after` is the last archive id of the page before."""
+        """Finished messages in the order they ended; `after` is the last archive id of the page
+        before.
+        """
         return self._find_archived(queue, _reasons(reason), replayed=True, n=n, after=after)
 
     def dead_letters(self, queue: str, *, n: int = 100, after: int = 0) -> list[ArchivedMessage]:
@@ -192,9 +194,11 @@ class Admin:
         older_than: Duration | None = None,
         reason: ArchiveReason | str | None = None,
     ) -> int:
-        """Forget finished messages that ended longer ago than `older_than`, or the queue's retention.
+        """Forget finished messages that ended longer ago than `older_than`, or the queue's
+        retention.
 
-        In bounded batches, each its own transaction. Returns how many. Without either age nothing is forgotten.
+        In bounded batches, each its own transaction. Returns how many. Without either age nothing
+        is forgotten.
         """
         retention = self.get_queue(queue).retention
         kept = retention if older_than is None else older_than

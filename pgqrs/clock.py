@@ -1,7 +1,8 @@
 """Where the time comes from.
 
-A store without a clock uses the best one there is: PostgreSQL's own (one clock for the whole fleet), or for
-SQLite the host's. Tests pass a clock of their own, such as `pgqrs.testing.ManualClock`.
+A store without a clock uses the best one there is: PostgreSQL's own (one clock for the whole
+fleet), or for SQLite the host's. Tests pass a clock of their own, such as
+`pgqrs.testing.ManualClock`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Taking messages out of a queue, and ending the claims on them.
 
-A dequeued message is held until its `vt`. The holder ends that in one of five ways: `ack` (done), `fail` (deliver again, or dead-letter),
-`release` (deliver again, not my fault), `delete` (as if it never was), or by doing nothing, in which case it comes back by itself.
-Whoever holds a message no longer gets `LeaseLost`, and changes nothing.
+A dequeued message is held until its `vt`. The holder ends that in one of five ways: `ack` (done),
+`fail` (deliver again, or dead-letter), `release` (deliver again, not my fault), `delete` (as if it
+never was), or by doing nothing, in which case it comes back by itself. Whoever holds a message no
+longer gets `LeaseLost`, and changes nothing.
 """
 
 from __future__ import annotations
@@ -32,11 +33,15 @@ from pgqrs.types import Duration, Message, WorkerStatus, seconds, whole
 MAX_DEQUEUE = 100_000
 C = TypeVar("C", bound=Collection[int])
 Held = Message | int
-"""A message as it was dequeued. Its id alone will do as well: then any claim of this consumer counts."""
+"""A message as it was dequeued. Its id alone will do as well: then any claim of this consumer
+counts.
+"""
 
 
 class Holder:
-    """What can be done with held messages. Those of a `_many` call that were lost do not hinder the others."""
+    """What can be done with held messages. Those of a `_many` call that were lost do not hinder the
+    others.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -72,7 +77,8 @@ class Holder:
     ) -> bool:
         """It went wrong: deliver it again after `delay`. Returns whether that will happen.
 
-        It will not on the last attempt the queue allows, or if it is `dead`: then it goes to the archive as failed, with the error.
+        It will not on the last attempt the queue allows, or if it is `dead`: then it goes to the
+        archive as failed, with the error.
         """
         (again,) = self.fail_many([message], error, delay=delay, dead=dead).values()
         return again
@@ -171,7 +177,9 @@ class Holder:
 
 
 class Consumer(Holder):
-    """Dequeues from one queue. It has a row among the workers, from its first dequeue until it is closed."""
+    """Dequeues from one queue. It has a row among the workers, from its first dequeue until it is
+    closed.
+    """
 
     def __init__(
         self,
@@ -207,7 +215,8 @@ class Consumer(Holder):
     def dequeue(self, n: int = 1, *, lease: Duration | None = None) -> list[Message]:
         """Claim up to `n` messages, for `lease` or what the consumer or else the queue says.
 
-        Always a list; empty when there is nothing to do, the queue is paused, or this worker is suspended.
+        Always a list; empty when there is nothing to do, the queue is paused, or this worker is
+        suspended.
         """
         whole("n", n, low=1, high=MAX_DEQUEUE)
         duration = self._lease if lease is None else seconds("lease", lease)

@@ -124,8 +124,8 @@ class StoreUnavailable(PgqrsError):
 class CommitUncertain(PgqrsError):
     """The connection broke while a change was being committed: it may or may not be stored.
 
-    pgqrs repeats by itself what is safe to repeat. This is raised for the rest, where repeating could do
-    the work twice: look whether it happened, then decide.
+    pgqrs repeats by itself what is safe to repeat. This is raised for the rest, where repeating
+    could do the work twice: look whether it happened, then decide.
     """
 
 

@@ -1,11 +1,14 @@
-"""The wanted schema. `alembic/versions` leads there; a test proves that both agree on both databases.
+"""The wanted schema. `alembic/versions` leads there; a test proves that both agree on both
+databases.
 
-Why the indexes on messages are what they are: a message is either *ready*, or it waits for `vt` (delayed, or
-leased). Two partial indexes keep the two sets apart, so that claiming the first of a million ready messages never
-steps over leased or delayed ones, and noticing that some `vt` lapsed never looks at ready ones.
+Why the indexes on messages are what they are: a message is either *ready*, or it waits for `vt`
+(delayed, or leased). Two partial indexes keep the two sets apart, so that claiming the first of a
+million ready messages never steps over leased or delayed ones, and noticing that some `vt` lapsed
+never looks at ready ones.
 
-Messages name their queue without a foreign key. PostgreSQL would check it row by row; enqueueing locks the queue's row once
-per statement instead, which keeps a queue from being deleted under it just as well.
+Messages name their queue without a foreign key. PostgreSQL would check it row by row; enqueueing
+locks the queue's row once per statement instead, which keeps a queue from being deleted under it
+just as well.
 """
 
 from __future__ import annotations

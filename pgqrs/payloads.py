@@ -1,11 +1,11 @@
 """From a Python value to the JSON text that is stored, refusing what would not come back unchanged.
 
-The common case costs one pass in Python for the keys and one in C for the text. Only when something is
-wrong does a second, slower walk find out where, so that the error can name the path.
+The common case costs one pass in Python for the keys and one in C for the text. Only when something
+is wrong does a second, slower walk find out where, so that the error can name the path.
 
-What JSON can hold but PostgreSQL's JSONB cannot (a nul character, half a surrogate pair) is refused on every
-backend. Integers of any size are kept exactly. A float stays a float: JSONB would turn `1e+16` into
-`10000000000000000`, so such numbers are written out in full, with a fraction.
+What JSON can hold but PostgreSQL's JSONB cannot (a nul character, half a surrogate pair) is refused
+on every backend. Integers of any size are kept exactly. A float stays a float: JSONB would turn
+`1e+16` into `10000000000000000`, so such numbers are written out in full, with a fraction.
 """
 
 from __future__ import annotations

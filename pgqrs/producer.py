@@ -18,7 +18,9 @@ MAX_HEADER_BYTES = 16 * 1024
 
 
 class Producer:
-    """Enqueues into one queue. It needs no row of its own and no closing: as short-lived as you like."""
+    """Enqueues into one queue. It needs no row of its own and no closing: as short-lived as you
+    like.
+    """
 
     def __init__(self, database: Database, queue: str) -> None:
         self._database = database
@@ -35,7 +37,8 @@ class Producer:
     ) -> int:
         """Add one message. When this returns, it is durable. Returns its id.
 
-        It is delivered at once, or after `delay`, or at `eta`; higher priorities first, then in order.
+        It is delivered at once, or after `delay`, or at `eta`; higher priorities first, then in
+        order.
         """
         limits = self._database.config
         text = payloads.encode(

@@ -1,8 +1,9 @@
 """Installing, upgrading and verifying the tables.
 
-The revisions are Alembic's, one linear history for both databases, in `alembic/versions` (inside a wheel: `pgqrs/_alembic`). Each
-revision, when applied, writes its own checksum into `pgqrs_schema_history`. That table, not Alembic's version table, is what a
-store looks at when it opens: it is there whoever ran the revisions (`admin.install()`, `alembic upgrade head`, or the
+The revisions are Alembic's, one linear history for both databases, in `alembic/versions` (inside a
+wheel: `pgqrs/_alembic`). Each revision, when applied, writes its own checksum into
+`pgqrs_schema_history`. That table, not Alembic's version table, is what a store looks at when it
+opens: it is there whoever ran the revisions (`admin.install()`, `alembic upgrade head`, or the
 application's own Alembic environment), and reading it needs no Alembic.
 """
 
@@ -79,12 +80,9 @@ def applied(connection: Connection) -> dict[str, str]:
     """What the database records: revision → checksum, oldest first. Empty before the first install."""
     if not _exists(connection, schema_history):
         return {}
-    rows = connection.execute(
-        select(schema_history.c.revision, schema_history.c.checksum).order_by(
-            schema_history.c.revision
-        )
-    )
-    return {revision: checksum for revision, checksum in rows}
+    recorded = select(schema_history.c.revision, schema_history.c.checksum)
+    rows = connection.execute(recorded.order_by(schema_history.c.revision))
+    return {row.revision: row.checksum for row in rows}
 
 
 def verify(connection: Connection) -> None:
@@ -138,7 +136,9 @@ def downgrade(connection: Connection, *, to: str, schema: str | None = None) -> 
 
 
 def prepare(connection: Connection, schema: str | None) -> None:
-    """Before any revision runs: one installer at a time, the schema there, Alembic told of our history."""
+    """Before any revision runs: one installer at a time, the schema there, Alembic told of our
+    history.
+    """
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": INSTALL_LOCK})
         if schema is not None and not inspect(connection).has_schema(schema):

@@ -1,7 +1,8 @@
 """Column types: the same Python values from both databases.
 
-PostgreSQL stores its native types. SQLite tables are STRICT, so only INTEGER, REAL and TEXT occur there: times are ISO-8601
-text in UTC with microseconds in one fixed width (so that text order is time order), JSON is text.
+PostgreSQL stores its native types. SQLite tables are STRICT, so only INTEGER, REAL and TEXT occur
+there: times are ISO-8601 text in UTC with microseconds in one fixed width (so that text order is
+time order), JSON is text.
 """
 
 from __future__ import annotations

@@ -22,10 +22,11 @@ T = TypeVar("T")
 
 
 class Store:
-    """A database that pgqrs lives in: a URL, the application's own engine, or what the environment says.
+    """A database that pgqrs lives in: a URL, the application's own engine, or what the environment
+    says.
 
-    One store serves all threads of a process. Opening looks at the recorded schema and refuses what it does not know; an
-    empty database is fine until something is used.
+    One store serves all threads of a process. Opening looks at the recorded schema and refuses what
+    it does not know; an empty database is fine until something is used.
     """
 
     def __init__(
@@ -93,11 +94,15 @@ class Store:
         return self._database.read(work)
 
     def write(self, work: Work[T]) -> T:
-        """Run a work in one transaction and commit it. It may be run again: no I/O of its own in it."""
+        """Run a work in one transaction and commit it. It may be run again: no I/O of its own in
+        it.
+        """
         return self._database.write(work)
 
     def verify_exclusive_access(self) -> None:
-        """Raise `NotExclusive` if another process has the SQLite file open; elsewhere there is nothing to check."""
+        """Raise `NotExclusive` if another process has the SQLite file open; elsewhere there is
+        nothing to check.
+        """
         self._database.verify_exclusive_access()
 
     def close(self) -> None:

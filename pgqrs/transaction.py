@@ -1,7 +1,7 @@
 """The transactional outbox: pgqrs inside a transaction of the application's own.
 
-`store.using(connection)` enqueues and ends claims on that connection. Nothing is committed here; what the application commits, or
-rolls back, takes the messages with it.
+`store.using(connection)` enqueues and ends claims on that connection. Nothing is committed here;
+what the application commits, or rolls back, takes the messages with it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The values that come out of pgqrs: frozen, with the column names of the tables they were read from."""
+"""The values that come out of pgqrs: frozen, with the column names of the tables they were read
+from.
+"""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from sqlalchemy import make_url
 from pgqrs.testing.postgres import postgres_dsn
 
 pytest.register_assert_rewrite("pgqrs.testing.conformance")
+pytest_plugins = ["pgqrs.testing.conformance.harness"]
 
 _numbers = count(1)
 _created: list[str] = []

@@ -1,8 +1,8 @@
 """Queues, workers, messages and their archive."""
 
 import sqlalchemy as sa
-
 from alembic import op
+
 from pgqrs.schema import record, tune_for_postgres
 from pgqrs.sqltypes import BigId, Flag, Json, Seconds, Small, UTCDateTime
 
@@ -94,7 +94,8 @@ def upgrade() -> None:
         postgresql_where=sa.text("NOT ready"),
         sqlite_where=sa.text("ready = 0"),
     )
-    # Every message is updated once and deleted soon after: leave room on its page, and vacuum by count, not by share.
+    # Every message is updated once and deleted soon after: leave room on its page, and vacuum
+    # by count, not by share.
     tune_for_postgres(
         op,
         "pgqrs_messages",

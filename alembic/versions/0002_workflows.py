@@ -1,8 +1,8 @@
 """Workflow runs and their steps."""
 
 import sqlalchemy as sa
-
 from alembic import op
+
 from pgqrs.schema import forget, record
 from pgqrs.sqltypes import BigId, Json, UTCDateTime
 

@@ -47,8 +47,8 @@ class AsyncAdmin(Facade):
     ) -> Queue:
         """A new queue.
 
-        `lease` is how long a claim lasts by default, `max_read_ct` how many attempts a message gets, `retention`
-        how long `purge_archive` keeps finished messages (None: for ever).
+        `lease` is how long a claim lasts by default, `max_read_ct` how many attempts a message
+        gets, `retention` how long `purge_archive` keeps finished messages (None: for ever).
         """
         return await self._bridge.run(
             self._sync.create_queue,
@@ -124,7 +124,9 @@ class AsyncAdmin(Facade):
         n: int = 100,
         after: int = 0,
     ) -> list[ArchivedMessage]:
-        """Finished messages in the order they ended; `after` is the last archive id of the page before."""
+        """Finished messages in the order they ended; `after` is the last archive id of the page
+        before.
+        """
         return await self._bridge.run(
             self._sync.list_archive, queue, reason=reason, n=n, after=after
         )
@@ -153,9 +155,11 @@ class AsyncAdmin(Facade):
         older_than: Duration | None = None,
         reason: ArchiveReason | str | None = None,
     ) -> int:
-        """Forget finished messages that ended longer ago than `older_than`, or the queue's retention.
+        """Forget finished messages that ended longer ago than `older_than`, or the queue's
+        retention.
 
-        In bounded batches, each its own transaction. Returns how many. Without either age nothing is forgotten.
+        In bounded batches, each its own transaction. Returns how many. Without either age nothing
+        is forgotten.
         """
         return await self._bridge.run(
             self._sync.purge_archive, queue, older_than=older_than, reason=reason

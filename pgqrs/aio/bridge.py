@@ -2,11 +2,14 @@
 
 Two ways, chosen by what the database can do:
 
-- *greenlets*, over an `AsyncEngine`: the sync code runs in a greenlet on the event loop, and SQLAlchemy switches back to the loop
-  wherever a statement waits. Waiting of our own does the same, see `loop_sleep` and `LoopLock`: a thread's sleep or lock would freeze the loop.
-- *threads*, for SQLite: quicker than an async driver, and threads that write at the same time share commits.
+- *greenlets*, over an `AsyncEngine`: the sync code runs in a greenlet on the event loop, and
+  SQLAlchemy switches back to the loop wherever a statement waits. Waiting of our own does the same,
+  see `loop_sleep` and `LoopLock`: a thread's sleep or lock would freeze the loop.
+- *threads*, for SQLite: quicker than an async driver, and threads that write at the same time share
+  commits.
 
-Cancelling the caller does not undo what was sent. Every command is safe to repeat, and a cancelled dequeue gives its messages back (see `run_or_undo`).
+Cancelling the caller does not undo what was sent. Every command is safe to repeat, and a cancelled
+dequeue gives its messages back (see `run_or_undo`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,9 @@ T = TypeVar("T")
 
 
 class AsyncHolder(ABC):
-    """What can be done with held messages. Those of a `_many` call that were lost do not hinder the others."""
+    """What can be done with held messages. Those of a `_many` call that were lost do not hinder the
+    others.
+    """
 
     @abstractmethod
     async def _hold(
@@ -83,7 +85,9 @@ class AsyncHolder(ABC):
 
 
 class AsyncConsumer(AsyncHolder, Facade):
-    """Dequeues from one queue. It has a row among the workers, from its first dequeue until it is closed."""
+    """Dequeues from one queue. It has a row among the workers, from its first dequeue until it is
+    closed.
+    """
 
     def __init__(self, bridge: Bridge, consumer: Consumer) -> None:
         super().__init__(bridge)

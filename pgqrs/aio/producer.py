@@ -12,7 +12,9 @@ from pgqrs.types import Duration
 
 
 class AsyncProducer(Facade):
-    """Enqueues into one queue. It needs no row of its own and no closing: as short-lived as you like."""
+    """Enqueues into one queue. It needs no row of its own and no closing: as short-lived as you
+    like.
+    """
 
     def __init__(self, bridge: Bridge, producer: Producer) -> None:
         super().__init__(bridge)

@@ -94,11 +94,15 @@ class AsyncStore(Facade):
         return await self._bridge.run(self._database.read, work)
 
     async def write(self, work: Work[T]) -> T:
-        """Run a work in one transaction and commit it. It may be run again: no I/O of its own in it."""
+        """Run a work in one transaction and commit it. It may be run again: no I/O of its own in
+        it.
+        """
         return await self._bridge.run(self._database.write, work)
 
     async def verify_exclusive_access(self) -> None:
-        """Raise `NotExclusive` if another process has the SQLite file open; elsewhere there is nothing to check."""
+        """Raise `NotExclusive` if another process has the SQLite file open; elsewhere there is
+        nothing to check.
+        """
         await self._bridge.run(self._database.verify_exclusive_access)
 
     async def open(self) -> Self:

@@ -87,7 +87,8 @@ def fail(
     dead: bool,
     now: datetime | None,
 ) -> dict[int, bool]:
-    """Deliver held messages again after a delay, or archive as failed those that had their last attempt.
+    """Deliver held messages again after a delay, or archive as failed those that had their last
+    attempt.
 
     Returns for each message that was really held whether it will be delivered again.
     """

@@ -1,14 +1,18 @@
-"""Claiming messages, and taking finished ones out: the two operations whose SQL really differs by database.
+"""Claiming messages, and taking finished ones out: the two operations whose SQL really differs by
+database.
 
-A claim hands out ready messages by priority, then id. Before that, messages whose `vt` has passed come back:
+A claim hands out ready messages by priority, then id. Before that, messages whose `vt` has passed
+come back:
 
 - a delayed one, or one whose holder's lease lapsed, joins the ready ones;
 - one whose lease lapsed on its last allowed attempt is dead: it goes to the archive as failed.
 
-Both are bounded (`RETURNING_AT_ONCE`), so that a million messages that come due together cost no claim more than that.
+Both are bounded (`RETURNING_AT_ONCE`), so that a million messages that come due together cost no
+claim more than that.
 
-PostgreSQL does all of it in one statement, which commits by itself: one round trip. Messages that came back but were not handed out are
-marked ready in passing, so each returns once. SQLite has one writer at a time, and does the same in steps.
+PostgreSQL does all of it in one statement, which commits by itself: one round trip. Messages that
+came back but were not handed out are marked ready in passing, so each returns once. SQLite has one
+writer at a time, and does the same in steps.
 """
 
 from __future__ import annotations
@@ -318,7 +322,9 @@ _delete = per_dialect(
 )
 
 claim = per_dialect(postgresql=_claim_postgres, sqlite=_claim_sqlite)
-"""Claim up to `limit` messages of a queue for a worker, for `lease` seconds or the queue's own lease."""
+"""Claim up to `limit` messages of a queue for a worker, for `lease` seconds or the queue's own
+lease.
+"""
 
 
 def finish(

@@ -1,10 +1,10 @@
 """The few SQL expressions that SQLAlchemy cannot say the same way on both databases.
 
-*Times.* `moment("vt")` is a time bound as two parameters, made by `at(vt=(now, seconds))`: what Python's clock says,
-or, when that is None, how many seconds after the server's own time.
+*Times.* `moment("vt")` is a time bound as two parameters, made by `at(vt=(now, seconds))`: what
+Python's clock says, or, when that is None, how many seconds after the server's own time.
 
-*Sets.* `rows(...)` and `held(...)` unfold one JSON parameter into rows. One text is quicker to send than arrays (twice as
-quick for a thousand payloads on PostgreSQL), and both databases can do it.
+*Sets.* `rows(...)` and `held(...)` unfold one JSON parameter into rows. One text is quicker to send
+than arrays (twice as quick for a thousand payloads on PostgreSQL), and both databases can do it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Messages: in, and everything their holder may do with them short of finishing them.
 
-Every change by a holder is fenced: it matches the message's id, the worker that claimed it and the `read_ct` of that claim
-(see `FENCE`), so a holder that lost its lease changes nothing. What is returned are the ids that were changed.
+Every change by a holder is fenced: it matches the message's id, the worker that claimed it and the
+`read_ct` of that claim (see `FENCE`), so a holder that lost its lease changes nothing. What is
+returned are the ids that were changed.
 """
 
 from __future__ import annotations

@@ -92,7 +92,8 @@ def purge(connection: Connection, name: str, *, limit: int) -> int:
 def remove(connection: Connection, name: str, *, force: bool) -> None:
     """Delete an empty queue and its archive; by force also its messages.
 
-    The queue's row is locked first. Enqueueing locks it too, so no message can slip in behind the count.
+    The queue's row is locked first. Enqueueing locks it too, so no message can slip in behind the
+    count.
     """
     queue_id = connection.execute(_LOCK, {"queue": name}).scalar()
     if queue_id is None:

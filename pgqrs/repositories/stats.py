@@ -1,4 +1,6 @@
-"""Counting, read-only. These look at every message of a queue: meant for people and dashboards, not for loops."""
+"""Counting, read-only. These look at every message of a queue: meant for people and dashboards, not
+for loops.
+"""
 
 from __future__ import annotations
 

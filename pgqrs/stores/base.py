@@ -1,8 +1,8 @@
 """What every database offers: `read(work)` and `write(work)`, and nothing else.
 
-A *work* is a function over a `Connection`, run in one transaction. It may be run again after a transient error, so it holds no user
-code and no I/O of its own. Retrying lives here, once. What is transient, and when a commit may have been lost, each database
-knows for itself.
+A *work* is a function over a `Connection`, run in one transaction. It may be run again after a
+transient error, so it holds no user code and no I/O of its own. Retrying lives here, once. What is
+transient, and when a commit may have been lost, each database knows for itself.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class Database(ABC):
     ) -> T:
         """Run a work and commit it.
 
-        `single` promises that the work is one statement, which may then commit itself. `repeatable` promises that the
-        work may be run again even after it was committed.
+        `single` promises that the work is one statement, which may then commit itself. `repeatable`
+        promises that the work may be run again even after it was committed.
         """
         self._check(needs_schema)
         return self._persist(lambda: self._write(work, single), repeatable=repeatable)
@@ -127,6 +127,7 @@ class Database(ABC):
 
     def verify_exclusive_access(self) -> None:
         """Raise `NotExclusive` if a database made for one process is open in another."""
+        return
 
     def close(self) -> None:
         """Let go of the connections, unless the engine is the application's own."""
@@ -187,7 +188,8 @@ def _first_line(error: BaseException) -> str:
 
 
 class BorrowedConnection(Database):
-    """A connection inside a transaction of the application's own: works run there, and nothing is committed.
+    """A connection inside a transaction of the application's own: works run there, and nothing is
+    committed.
 
     Nothing is retried either, since what failed is the application's whole transaction.
     """

@@ -1,11 +1,14 @@
 """Group commit: writers that wait for each other share one transaction, and so one fsync.
 
-SQLite has one writer at a time, and a durable commit costs milliseconds of waiting for the disk. So writers queue up, first come first
-served. Whoever finds nobody writing leads: it opens a transaction, runs the works of all who wait by then, its own first, each in a
-savepoint of its own, and commits once. Only then does anybody learn a result. Leadership then passes to the longest waiting.
+SQLite has one writer at a time, and a durable commit costs milliseconds of waiting for the disk. So
+writers queue up, first come first served. Whoever finds nobody writing leads: it opens a
+transaction, runs the works of all who wait by then, its own first, each in a savepoint of its own,
+and commits once. Only then does anybody learn a result. Leadership then passes to the longest
+waiting.
 
-A work that raises is rolled back alone. If the transaction itself breaks before its commit, each work of the group is run again by itself,
-so that one work that fills the disk does not fail the others.
+A work that raises is rolled back alone. If the transaction itself breaks before its commit, each
+work of the group is run again by itself, so that one work that fills the disk does not fail the
+others.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """PostgreSQL, through psycopg 3.
 
-Most operations are one statement. Those run in AUTOCOMMIT: one round trip instead of three. When the connection breaks in the middle of
-such a statement, or of a COMMIT, nobody can tell whether the server finished it; that is `CommitUncertain`, never a silent retry. A
-connection that broke while it lay idle in the pool (the server was restarted) is noticed before it is used, and replaced.
+Most operations are one statement. Those run in AUTOCOMMIT: one round trip instead of three. When
+the connection breaks in the middle of such a statement, or of a COMMIT, nobody can tell whether the
+server finished it; that is `CommitUncertain`, never a silent retry. A connection that broke while
+it lay idle in the pool (the server was restarted) is noticed before it is used, and replaced.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """A SQLite file, or a database in memory.
 
-One writer at a time: writers wait in a fair queue (`group_commit`) and then take the file's write lock with `BEGIN IMMEDIATE`, so that a
-transaction never finds out halfway that it may not write. Readers run beside them on a snapshot of their own. Other processes
-may use the same file: the lock is the file's, and waiting for it is bounded by `sqlite_busy_timeout` and then `retry_for`.
+One writer at a time: writers wait in a fair queue (`group_commit`) and then take the file's write
+lock with `BEGIN IMMEDIATE`, so that a transaction never finds out halfway that it may not write.
+Readers run beside them on a snapshot of their own. Other processes may use the same file: the lock
+is the file's, and waiting for it is bounded by `sqlite_busy_timeout` and then `retry_for`.
 
-On an engine of our own the pragmas are set and checked on every connection. On the application's own engine nothing is set; what
-weakens a promise is warned about, once.
+On an engine of our own the pragmas are set and checked on every connection. On the application's
+own engine nothing is set; what weakens a promise is warned about, once.
 """
 
 from __future__ import annotations
@@ -186,8 +187,8 @@ def _warn_of_weak_pragmas(connection: Connection) -> None:
         )
     if connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one() == 0:
         warnings.warn(
-            "this engine's connections use no busy_timeout: waiting for other processes is left to retries; "
-            "pass connect_args={'timeout': 5}",
+            "this engine's connections use no busy_timeout: waiting for other processes is left to "
+            "retries; pass connect_args={'timeout': 5}",
             stacklevel=2,
         )
 

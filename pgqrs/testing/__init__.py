@@ -1,4 +1,5 @@
-"""Helpers for tests: a clock that only moves when told to, a PostgreSQL server, the conformance suite.
+"""Helpers for tests: a clock that only moves when told to, a PostgreSQL server, the conformance
+suite.
 
 Nothing here is imported by `import pgqrs`.
 """

@@ -1,7 +1,7 @@
 """Sync tests for async objects: the same test body drives `Store` and `AsyncStore`.
 
-An event loop runs in a thread of its own. `Portal.wrap` makes an async object look like its sync twin: methods return results
-instead of coroutines, `async with` becomes `with`.
+An event loop runs in a thread of its own. `Portal.wrap` makes an async object look like its sync
+twin: methods return results instead of coroutines, `async with` becomes `with`.
 """
 
 from __future__ import annotations

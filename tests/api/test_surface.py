@@ -86,7 +86,10 @@ def test_opening_a_store_needs_no_alembic(tmp_path: Any) -> None:
     with pgqrs.Store(url) as store:
         store.admin().install()
         store.admin().create_queue("q")
-    code = f"import sys, pgqrs; pgqrs.Store({url!r}).producer('q').enqueue(1); print('alembic' in sys.modules)"
+    code = (
+        f"import sys, pgqrs; pgqrs.Store({url!r}).producer('q').enqueue(1); "
+        "print('alembic' in sys.modules)"
+    )
     assert python(code) == "False"
 
 

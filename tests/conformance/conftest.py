@@ -1,7 +1,7 @@
 """The backends that the conformance suite runs on, each sync and async.
 
-`sqlite`, `sqlite-memory` and `postgres` are opened by URL; `…-engine` is a store on the application's own engine, which has
-settings that pgqrs would not choose.
+`sqlite`, `sqlite-memory` and `postgres` are opened by URL; `…-engine` is a store on the
+application's own engine, which has settings that pgqrs would not choose.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ import pytest
 from sqlalchemy import AsyncAdaptedQueuePool, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.orm import Session
-from tests.conftest import create_database
 
 import pgqrs
 from pgqrs.clock import Clock
 from pgqrs.testing import ManualClock
-from pgqrs.testing.conformance.harness import (  # noqa: F401 (fixtures)
+from pgqrs.testing.conformance.harness import Harness
     Harness,
     admin,
     clock,
@@ -32,6 +31,7 @@ from pgqrs.testing.conformance.harness import (  # noqa: F401 (fixtures)
     store,
 )
 from pgqrs.testing.portal import Portal, Synced
+from tests.conftest import create_database
 
 
 class SyncTransaction:

@@ -8,7 +8,9 @@ from contextlib import suppress
 
 
 class Proxy:
-    """Forwards to a server. After `lose_next_answer()` the next answer is lost, with its connection."""
+    """Forwards to a server. After `lose_next_answer()` the next answer is lost, with its
+    connection.
+    """
 
     def __init__(self, port: int) -> None:
         self._target = port

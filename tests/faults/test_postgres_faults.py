@@ -10,12 +10,12 @@ from typing import Any
 import psycopg
 import pytest
 from sqlalchemy import Connection, create_engine, text
-from tests.faults.proxy import Proxy
 
 import pgqrs
 from pgqrs.config import parse_dsn
 from pgqrs.testing.portal import Portal, Synced
 from pgqrs.testing.postgres import LocalPostgres, local_postgres
+from tests.faults.proxy import Proxy
 
 Opener = Callable[..., Any]
 

@@ -55,11 +55,13 @@ def test_every_connection_has_its_pragmas(store: pgqrs.Store) -> None:
 def test_the_pragmas_are_settings(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGQRS_SQLITE_JOURNAL_MODE", "delete")
     monkeypatch.setenv("PGQRS_SQLITE_SYNCHRONOUS", "normal")
-    with pgqrs.Store(f"sqlite:///{path}", sqlite_busy_timeout=1.5) as store:
-        with store.engine.connect() as connection:
-            assert pragma(connection, "journal_mode") == "delete"
-            assert pragma(connection, "synchronous") == 1
-            assert pragma(connection, "busy_timeout") == 1500
+    with (
+        pgqrs.Store(f"sqlite:///{path}", sqlite_busy_timeout=1.5) as store,
+        store.engine.connect() as connection,
+    ):
+        assert pragma(connection, "journal_mode") == "delete"
+        assert pragma(connection, "synchronous") == 1
+        assert pragma(connection, "busy_timeout") == 1500
 
 
 def test_a_short_lock_elsewhere_is_waited_for(store: pgqrs.Store, path: Path) -> None:
@@ -106,9 +108,6 @@ def test_readers_are_not_held_up_by_a_writer(store: pgqrs.Store) -> None:
 def test_a_full_disk_refuses_what_does_not_fit_and_keeps_the_rest(store: pgqrs.Store) -> None:
     producer = store.producer("tasks")
     kept = producer.enqueue_many(range(10))
-
-    def limit(connection: Connection, pages: str) -> None:
-        connection.exec_driver_sql(f"PRAGMA max_page_count={pages}").close()
 
     with store.engine.connect() as connection:
         pages = pragma(connection, "page_count")

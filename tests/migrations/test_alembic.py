@@ -1,4 +1,6 @@
-"""`alembic upgrade head`, `admin.install()` and an application's own Alembic environment do the same."""
+"""`alembic upgrade head`, `admin.install()` and an application's own Alembic environment do the
+same.
+"""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, Engine, create_engine, inspect, text
-from tests.conftest import create_database
 
 from pgqrs import schema
 from pgqrs.config import parse_dsn
 from pgqrs.models import Base
+from tests.conftest import create_database
 
 CATALOG = """
 SELECT 'column', table_name, column_name, ordinal_position::text,

@@ -1,6 +1,7 @@
 """A queue against a model of itself: any sequence of operations, on both databases.
 
-The model is a few dictionaries. Hypothesis looks for a sequence after which database and model disagree.
+The model is a few dictionaries. Hypothesis looks for a sequence after which database and model
+disagree.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def test_anything_else_is_refused_without_repeating_the_password(dsn: str) -> No
 
 
 def test_the_refusal_names_what_is_accepted() -> None:
-    with pytest.raises(pgqrs.InvalidConfig, match="sqlite::memory:.*postgresql://"):
+    with pytest.raises(pgqrs.InvalidConfig, match=r"sqlite::memory:.*postgresql://"):
         parse_dsn("mysql://host/db")
 
 

@@ -112,7 +112,7 @@ def test_an_eta_in_the_past_is_now(producer: Any, consumer: Any) -> None:
         {"delay": "5"},
         {"delay": True},
         {"delay": timedelta(days=-1)},
-        {"eta": datetime(2030, 1, 1)},  # noqa: DTZ001
+        {"eta": datetime(2030, 1, 1)},
         {"eta": "2030-01-01"},
         {"eta": 5},
         {"delay": 1, "eta": datetime(2030, 1, 1, tzinfo=UTC)},

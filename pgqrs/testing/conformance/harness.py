@@ -39,7 +39,9 @@ class Harness(ABC):
 
     @abstractmethod
     def corrupt(self, message_id: int) -> bool:
-        """Replace a stored payload by text that is not JSON; False where the database cannot hold such."""
+        """Replace a stored payload by text that is not JSON; False where the database cannot hold
+        such.
+        """
 
 
 @pytest.fixture
