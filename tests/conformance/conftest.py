@@ -22,14 +22,6 @@ import pgqrs
 from pgqrs.clock import Clock
 from pgqrs.testing import ManualClock
 from pgqrs.testing.conformance.harness import Harness
-    Harness,
-    admin,
-    clock,
-    consumer,
-    producer,
-    rival,
-    store,
-)
 from pgqrs.testing.portal import Portal, Synced
 from tests.conftest import create_database
 
