@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tomllib
 from pathlib import Path
@@ -13,6 +14,11 @@ nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.error_on_missing_interpreters = False
 nox.options.stop_on_first_error = False
 nox.options.sessions = ["lint", "tests", "lowest", "pythons", "old-postgres", "build"]
+
+# Pythons that pyenv has but does not put on the path.
+PYENV = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
+for found in sorted(PYENV.glob("3.1[23].*/bin")):
+    os.environ["PATH"] += f"{os.pathsep}{found}"
 
 PROJECT = tomllib.loads(Path("pyproject.toml").read_text())
 SYSTEM_POSTGRES = Path("/usr/lib/postgresql")

@@ -8,23 +8,14 @@ longer gets `LeaseLost`, and changes nothing.
 
 from __future__ import annotations
 
-import os
-import socket
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from pgqrs import payloads
-from pgqrs.errors import (
-    InvalidArgument,
-    LeaseLost,
-    QueueNotFound,
-    StoreUnavailable,
-    WorkerStopped,
-)
-from pgqrs.repositories import archive, dequeue, messages, queues, workers
+from pgqrs.errors import InvalidArgument, LeaseLost, QueueNotFound, WorkerStopped
+from pgqrs.presence import Presence
+from pgqrs.repositories import archive, dequeue, messages
 from pgqrs.repositories.dequeue import Claimed
 from pgqrs.repositories.expressions import Claim
 from pgqrs.stores import Database, Work
@@ -177,8 +168,9 @@ class Holder:
 
 
 class Consumer(Holder):
-    """Dequeues from one queue. It has a row among the workers, from its first dequeue until it is
-    closed.
+    """Dequeues from one queue. It has a row among the workers until it is closed.
+
+    Use one for each thread.
     """
 
     def __init__(
@@ -193,23 +185,19 @@ class Consumer(Holder):
         super().__init__(database)
         self.queue = queue
         self._lease = None if lease is None else seconds("lease", lease)
-        self._hostname = hostname or socket.gethostname()
-        self._port = port
-        self._worker_id: int | None = None
-        self._heard_at = 0.0
+        self._presence = Presence(database, queue, hostname=hostname, port=port)
 
     @property
     def worker_id(self) -> int | None:
         """The worker in whose name messages are held; None before the first use."""
-        return self._worker_id
+        return self._presence.worker_id
 
     def _own_worker_id(self) -> int | None:
-        return self._worker_id
+        return self.worker_id
 
     def open(self) -> Self:
-        """Register among the workers, unless that was done."""
-        if self._worker_id is None:
-            self._register()
+        """Register among the workers, unless that was done. The first dequeue does it too."""
+        self._presence.open()
         return self
 
     def dequeue(self, n: int = 1, *, lease: Duration | None = None) -> list[Message]:
@@ -220,49 +208,29 @@ class Consumer(Holder):
         """
         whole("n", n, low=1, high=MAX_DEQUEUE)
         duration = self._lease if lease is None else seconds("lease", lease)
-        self.open()
-        if time.monotonic() - self._heard_at > self._database.config.heartbeat:
-            self.heartbeat()
+        self._presence.keep_alive()
         claimed = self._claim(n, duration)
-        if claimed.worker_status is None:  # purged as dead, though only slow: come back
-            self._register()
+        if claimed.worker_status is None:
+            self._presence.reopen()
             claimed = self._claim(n, duration)
         if claimed.worker_status is WorkerStatus.STOPPED:
-            raise WorkerStopped(self._worker_id or 0)
+            raise WorkerStopped(self._presence.open())
         return claimed.messages
 
     def heartbeat(self) -> WorkerStatus:
         """A sign of life. Returns what this worker was told to be."""
-        self.open()
-        now = self._database.now()
-        status = self._database.write(
-            lambda connection: workers.heartbeat(connection, self._worker_id or 0, now=now),
-            single=True,
-            repeatable=True,
-        )
-        if status is None:
-            self._register()
-            return WorkerStatus.READY
-        self._heard_at = time.monotonic()
-        return status
+        return self._presence.heartbeat()
 
     def close(self) -> None:
-        """Take the row out of the workers. Messages still held come back when their leases lapse."""
-        worker_id, self._worker_id = self._worker_id, None
-        if worker_id is not None:
-            with suppress(StoreUnavailable):  # then its row is purged with the dead ones
-                self._database.write(
-                    lambda connection: workers.remove(connection, worker_id),
-                    single=True,
-                    repeatable=True,
-                )
+        """Leave the workers. Messages still held come back when their leases lapse."""
+        self._presence.close()
 
     def _claim(self, n: int, lease: float | None) -> Claimed:
-        now = self._database.now()
+        worker, now = self._presence.open(), self._database.now()
         # Repeatable: a claim nobody heard of is like a holder that died.
         claimed = self._database.write(
             lambda connection: dequeue.claim(
-                connection, self.queue, worker=self._worker_id, limit=n, lease=lease, now=now
+                connection, self.queue, worker=worker, limit=n, lease=lease, now=now
             ),
             single=True,
             repeatable=True,
@@ -270,21 +238,6 @@ class Consumer(Holder):
         if not claimed.queue_exists:
             raise QueueNotFound(self.queue)
         return claimed
-
-    def _register(self) -> None:
-        now = self._database.now()
-        self._worker_id = self._database.write(
-            lambda connection: workers.register(
-                connection,
-                queue_id=queues.get(connection, self.queue).id,
-                hostname=self._hostname,
-                port=self._port,
-                pid=os.getpid(),
-                now=now,
-            ),
-            repeatable=True,
-        )
-        self._heard_at = time.monotonic()
 
     def __enter__(self) -> Self:
         return self.open()
