@@ -117,7 +117,7 @@ class StoreClosed(PgqrsError):
 class StoreUnavailable(PgqrsError):
     """The database could not be reached, or stayed busy, for as long as retries are allowed.
 
-    Nothing was written.
+    It is safe to repeat the call.
     """
 
 

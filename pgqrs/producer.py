@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from pgqrs import payloads
 from pgqrs.errors import InvalidArgument
+from pgqrs.presence import Presence
 from pgqrs.repositories import messages
 from pgqrs.stores import Database
 from pgqrs.types import Duration, aware, seconds, whole
@@ -18,13 +19,37 @@ MAX_HEADER_BYTES = 16 * 1024
 
 
 class Producer:
-    """Enqueues into one queue. It needs no row of its own and no closing: as short-lived as you
-    like.
+    """Enqueues into one queue. As short-lived as you like: it needs no row of its own.
+
+    With `register` it has a row among the workers until it is closed, and its messages say whose
+    they are.
     """
 
-    def __init__(self, database: Database, queue: str) -> None:
+    def __init__(
+        self,
+        database: Database,
+        queue: str,
+        *,
+        register: bool = False,
+        hostname: str | None = None,
+        port: int = 0,
+    ) -> None:
         self._database = database
         self.queue = queue
+        self._presence = (
+            Presence(database, queue, hostname=hostname, port=port) if register else None
+        )
+
+    @property
+    def worker_id(self) -> int | None:
+        """The worker its messages are from; None if it is not registered."""
+        return None if self._presence is None else self._presence.worker_id
+
+    def open(self) -> Self:
+        """Register among the workers, if that was asked for. The first enqueue does it too."""
+        if self._presence is not None:
+            self._presence.open()
+        return self
 
     def enqueue(
         self,
@@ -77,7 +102,7 @@ class Producer:
             "eta": None if eta is None else aware("eta", eta),
             "priority": whole("priority", priority, low=LOWEST_PRIORITY, high=HIGHEST_PRIORITY),
             "headers": payloads.encode_headers(headers, max_bytes=MAX_HEADER_BYTES),
-            "producer": None,
+            "producer": self._sender(),
         }
         now = self._database.now()
         return self._database.write(
@@ -85,11 +110,19 @@ class Producer:
             single=messages.fits_one_statement(texts),
         )
 
+    def _sender(self) -> int | None:
+        if self._presence is None:
+            return None
+        self._presence.keep_alive()
+        return self._presence.open()
+
     def close(self) -> None:
-        """Nothing to let go of; here so that it reads like a consumer."""
+        """Leave the workers, if registered."""
+        if self._presence is not None:
+            self._presence.close()
 
     def __enter__(self) -> Self:
-        return self
+        return self.open()
 
     def __exit__(
         self,

@@ -70,9 +70,16 @@ class Store:
         """Look after tables, queues, workers and the archive."""
         return Admin(self._database)
 
-    def producer(self, queue: str) -> Producer:
-        """Put messages into a queue."""
-        return Producer(self._database, queue)
+    def producer(
+        self,
+        queue: str,
+        *,
+        register: bool = False,
+        hostname: str | None = None,
+        port: int = 0,
+    ) -> Producer:
+        """Put messages into a queue; `register` to be seen among the workers."""
+        return Producer(self._database, queue, register=register, hostname=hostname, port=port)
 
     def consumer(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Self
 
 from pgqrs.aio.bridge import Bridge, Facade
 from pgqrs.producer import Producer
@@ -12,14 +12,30 @@ from pgqrs.types import Duration
 
 
 class AsyncProducer(Facade):
-    """Enqueues into one queue. It needs no row of its own and no closing: as short-lived as you
-    like.
+    """Enqueues into one queue. As short-lived as you like: it needs no row of its own.
+
+    With `register` it has a row among the workers until it is closed, and its messages say whose
+    they are.
     """
 
     def __init__(self, bridge: Bridge, producer: Producer) -> None:
         super().__init__(bridge)
         self._sync = producer
         self.queue = producer.queue
+
+    @property
+    def worker_id(self) -> int | None:
+        """The worker its messages are from; None if it is not registered."""
+        return self._sync.worker_id
+
+    async def open(self) -> Self:
+        """Register among the workers, if that was asked for. The first enqueue does it too."""
+        await self._bridge.run(self._sync.open)
+        return self
+
+    async def close(self) -> None:
+        """Leave the workers, if registered."""
+        await self._bridge.run(self._sync.close)
 
     async def enqueue(
         self,

@@ -67,9 +67,19 @@ class AsyncStore(Facade):
         """Look after tables, queues, workers and the archive."""
         return AsyncAdmin(self._bridge, Admin(self._database))
 
-    def producer(self, queue: str) -> AsyncProducer:
-        """Put messages into a queue."""
-        return AsyncProducer(self._bridge, Producer(self._database, queue))
+    def producer(
+        self,
+        queue: str,
+        *,
+        register: bool = False,
+        hostname: str | None = None,
+        port: int = 0,
+    ) -> AsyncProducer:
+        """Put messages into a queue; `register` to be seen among the workers."""
+        return AsyncProducer(
+            self._bridge,
+            Producer(self._database, queue, register=register, hostname=hostname, port=port),
+        )
 
     def consumer(
         self,

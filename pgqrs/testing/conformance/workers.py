@@ -27,6 +27,20 @@ def test_producers_leave_no_rows(admin: Any, producer: Any) -> None:
     assert admin.list_workers() == []
 
 
+def test_a_registered_producer_has_a_row_and_signs_its_messages(
+    store: Any, admin: Any, consumer: Any
+) -> None:
+    with store.producer(QUEUE, register=True, hostname="host-8", port=9) as producer:
+        id = producer.enqueue(1)
+        worker = next(found for found in admin.list_workers() if found.id == producer.worker_id)
+        assert (worker.hostname, worker.port) == ("host-8", 9)
+    assert [found.id for found in admin.list_workers()] == [consumer.worker_id]
+    (message,) = consumer.dequeue()
+    assert message.producer_worker_id == worker.id
+    consumer.ack(message)
+    assert admin.get_archived(id).producer_worker_id == worker.id
+
+
 def test_heartbeats_tell_the_living_from_the_dead(
     admin: Any, consumer: Any, rival: Any, clock: ManualClock
 ) -> None:
