@@ -1,4 +1,4 @@
-"""Runs the revisions on the database that `-x dsn=…`, `PGQRS_DSN` or a connection passed in names."""
+"""Runs the revisions on the database that `-x dsn=…` or `PGQRS_DSN` names."""
 
 from logging.config import fileConfig
 
@@ -32,10 +32,6 @@ def settings() -> Config:
 
 
 def online() -> None:
-    connection = context.config.attributes.get("connection")
-    if connection is not None:
-        run(connection, in_schema=context.config.attributes.get("schema"))
-        return
     config = settings()
     database = open_database(config)
     try:
@@ -47,16 +43,21 @@ def online() -> None:
 
 
 def offline() -> None:
+    config = settings()
     context.configure(
-        dialect_name=settings().url.get_backend_name(),
+        dialect_name=config.url.get_backend_name(),
         target_metadata=Base.metadata,
         version_table=schema.VERSION_TABLE,
         literal_binds=True,
     )
     with context.begin_transaction():
+        if config.schema is not None:
+            name = context.get_context().dialect.identifier_preparer.quote(config.schema)
+            context.execute(f"CREATE SCHEMA IF NOT EXISTS {name}")
+            context.execute(f"SET LOCAL search_path TO {name}")
         context.run_migrations()
 
 
-if context.config.config_file_name is not None:
-    fileConfig(context.config.config_file_name, disable_existing_loggers=False)
+if context.config.file_config.has_section("formatters"):
+    fileConfig(str(context.config.config_file_name), disable_existing_loggers=False)
 (offline if context.is_offline_mode() else online)()

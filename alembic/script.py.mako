@@ -2,7 +2,7 @@
 
 import sqlalchemy as sa
 from alembic import op
-from pgqrs.schema import forget, record
+from pgqrs.schema import forget, is_applied, record
 ${imports if imports else ""}
 revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}
@@ -11,6 +11,8 @@ depends_on = ${repr(depends_on)}
 
 
 def upgrade() -> None:
+    if is_applied(op, revision):
+        return
     ${upgrades if upgrades else "pass"}
     record(op, revision)
 

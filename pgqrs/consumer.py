@@ -12,10 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from pgqrs import payloads
 from pgqrs.errors import InvalidArgument, LeaseLost, QueueNotFound, WorkerStopped
+from pgqrs.payloads import error_text
 from pgqrs.presence import Presence
-from pgqrs.repositories import archive, dequeue, messages
+from pgqrs.repositories import archive, dequeue
+from pgqrs.repositories import messages as message_rows
 from pgqrs.repositories.dequeue import Claimed
 from pgqrs.repositories.expressions import Claim
 from pgqrs.stores import Database, Work
@@ -45,11 +46,11 @@ class Holder:
         """It is done: to the archive as completed. Repeating it is fine."""
         self.ack_many([message])
 
-    def ack_many(self, messages_: Iterable[Held]) -> None:
+    def ack_many(self, messages: Iterable[Held]) -> None:
         """Many are done."""
         now = self._database.now()
         self._change(
-            messages_,
+            messages,
             lambda holds: lambda connection: archive.ack(connection, holds, now=now),
             single=True,
             repeatable=True,
@@ -76,7 +77,7 @@ class Holder:
 
     def fail_many(
         self,
-        messages_: Iterable[Held],
+        messages: Iterable[Held],
         error: str | BaseException | None = None,
         *,
         delay: Duration = 0.0,
@@ -84,13 +85,13 @@ class Holder:
     ) -> dict[int, bool]:
         """Many went wrong. Returns for each id whether it will be delivered again."""
         options: dict[str, Any] = {
-            "error": payloads.error_text(error),
+            "error": error_text(error),
             "delay": seconds("delay", delay),
             "dead": dead,
             "now": self._database.now(),
         }
         return self._change(
-            messages_,
+            messages,
             lambda holds: lambda connection: archive.fail(connection, holds, **options),
         )
 
@@ -98,13 +99,13 @@ class Holder:
         """Give it back untried: the attempt does not count."""
         self.release_many([message], delay=delay)
 
-    def release_many(self, messages_: Iterable[Held], *, delay: Duration = 0.0) -> None:
+    def release_many(self, messages: Iterable[Held], *, delay: Duration = 0.0) -> None:
         """Give many back untried."""
         wait, now = seconds("delay", delay), self._database.now()
         self._change(
-            messages_,
+            messages,
             lambda holds: (
-                lambda connection: messages.give_back(
+                lambda connection: message_rows.give_back(
                     connection, holds, delay=wait, counted=False, now=now
                 )
             ),
@@ -115,13 +116,13 @@ class Holder:
         """Hold it until so long from now."""
         self.extend_many([message], lease)
 
-    def extend_many(self, messages_: Iterable[Held], lease: Duration) -> None:
+    def extend_many(self, messages: Iterable[Held], lease: Duration) -> None:
         """Hold many until so long from now."""
         duration, now = seconds("lease", lease), self._database.now()
         self._change(
-            messages_,
+            messages,
             lambda holds: (
-                lambda connection: messages.extend(connection, holds, lease=duration, now=now)
+                lambda connection: message_rows.extend(connection, holds, lease=duration, now=now)
             ),
             single=True,
             repeatable=True,
@@ -131,23 +132,23 @@ class Holder:
         """Remove it without a trace in the archive."""
         self.delete_many([message])
 
-    def delete_many(self, messages_: Iterable[Held]) -> None:
+    def delete_many(self, messages: Iterable[Held]) -> None:
         """Remove many without a trace in the archive."""
         self._change(
-            messages_,
+            messages,
             lambda holds: lambda connection: dequeue.remove(connection, holds),
             single=True,
         )
 
     def _change(
         self,
-        messages_: Iterable[Held],
+        messages: Iterable[Held],
         work: Callable[[Sequence[Claim]], Work[C]],
         *,
         single: bool = False,
         repeatable: bool = False,
     ) -> C:
-        holds = [self._claim_on(message) for message in messages_]
+        holds = [self._claim_on(message) for message in messages]
         changed = self._database.write(work(holds), single=single, repeatable=repeatable)
         lost = [hold.id for hold in holds if hold.id not in changed]
         if lost:

@@ -7,8 +7,8 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
-from pgqrs import payloads
 from pgqrs.errors import InvalidArgument
+from pgqrs.payloads import encode, encode_headers, encode_many
 from pgqrs.presence import Presence
 from pgqrs.repositories import messages
 from pgqrs.stores import Database
@@ -66,14 +66,14 @@ class Producer:
         order.
         """
         limits = self._database.config
-        text = payloads.encode(
+        text = encode(
             payload, max_bytes=limits.max_payload_bytes, max_depth=limits.max_payload_depth
         )
         return self._enqueue([text], delay, eta, priority, headers)[0]
 
     def enqueue_many(
         self,
-        payloads_: Iterable[Any],
+        payloads: Iterable[Any],
         *,
         delay: Duration | None = None,
         eta: datetime | None = None,
@@ -82,8 +82,8 @@ class Producer:
     ) -> list[int]:
         """Add messages in order, all of them or none. Returns their ids."""
         limits = self._database.config
-        texts = payloads.encode_many(
-            list(payloads_), max_bytes=limits.max_payload_bytes, max_depth=limits.max_payload_depth
+        texts = encode_many(
+            list(payloads), max_bytes=limits.max_payload_bytes, max_depth=limits.max_payload_depth
         )
         return self._enqueue(texts, delay, eta, priority, headers) if texts else []
 
@@ -101,7 +101,7 @@ class Producer:
             "delay": 0.0 if delay is None else seconds("delay", delay),
             "eta": None if eta is None else aware("eta", eta),
             "priority": whole("priority", priority, low=LOWEST_PRIORITY, high=HIGHEST_PRIORITY),
-            "headers": payloads.encode_headers(headers, max_bytes=MAX_HEADER_BYTES),
+            "headers": encode_headers(headers, max_bytes=MAX_HEADER_BYTES),
             "producer": self._sender(),
         }
         now = self._database.now()

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Table, delete, insert, inspect, select, text
+from sqlalchemy.schema import CreateSchema
 
 from pgqrs.errors import (
     RevisionAltered,
@@ -30,8 +33,9 @@ from pgqrs.errors import (
 from pgqrs.models import schema_history
 
 if TYPE_CHECKING:
-    from alembic.config import Config as AlembicConfig
+    from alembic.migration import MigrationContext
     from alembic.operations import Operations
+    from alembic.script import ScriptDirectory
 
 VERSION_TABLE = "pgqrs_alembic_version"
 INSTALL_LOCK = 0x7067717273  # "pgqrs": any constant, the same in every process
@@ -112,27 +116,64 @@ def compare(recorded: dict[str, str], known: tuple[Revision, ...]) -> None:
 def upgrade(connection: Connection, *, schema: str | None = None, to: str = "head") -> None:
     """Apply what is missing, in the transaction of this connection. Nothing to do is fine.
 
-    A history that was tampered with is refused before anything is changed.
+    A history that was tampered with is refused before anything is changed. This also works inside
+    an application's own Alembic environment.
     """
-    prepare(connection, schema)
-    recorded = applied(connection)
-    if recorded:
-        try:
-            compare(recorded, revisions())
-        except UpgradeRequired:
-            pass
-        else:
-            return
-    from alembic import command
-
-    command.upgrade(_alembic_config(connection, schema), to)
+    with in_schema(connection, schema):
+        prepare(connection, schema)
+        recorded = applied(connection)
+        if recorded:
+            try:
+                compare(recorded, revisions())
+            except UpgradeRequired:
+                pass
+            else:
+                return
+        _run(connection, schema, lambda script, current: script._upgrade_revs(to, current))
 
 
 def downgrade(connection: Connection, *, to: str, schema: str | None = None) -> None:
     """Go back to a revision, or to "base": nothing of pgqrs remains but an empty version table."""
-    from alembic import command
+    with in_schema(connection, schema):
+        _run(connection, schema, lambda script, current: script._downgrade_revs(to, current))
 
-    command.downgrade(_alembic_config(connection, schema), to)
+
+def _run(
+    connection: Connection, schema: str | None, steps: Callable[[ScriptDirectory, Any], Any]
+) -> None:
+    """Run revisions without Alembic's `env.py`, which cannot run inside another one."""
+    from alembic.operations import Operations
+    from alembic.script import ScriptDirectory
+
+    script = ScriptDirectory(str(scripts_path()))
+    context = _migration_context(connection, schema, fn=lambda rev, _: steps(script, rev))
+    with Operations.context(context):
+        context.run_migrations()
+
+
+def _migration_context(
+    connection: Connection, schema: str | None, **options: Any
+) -> MigrationContext:
+    from alembic.migration import MigrationContext
+
+    return MigrationContext.configure(
+        connection,
+        opts={"version_table": VERSION_TABLE, "version_table_schema": schema, **options},
+    )
+
+
+@contextmanager
+def in_schema(connection: Connection, schema: str | None) -> Iterator[None]:
+    """Let our tables be in this schema for the statements inside, and leave no trace of it."""
+    if schema is None:
+        yield
+        return
+    before = connection.get_execution_options().get("schema_translate_map")
+    connection.execution_options(schema_translate_map={None: schema})
+    try:
+        yield
+    finally:
+        connection.execution_options(schema_translate_map=before)
 
 
 def prepare(connection: Connection, schema: str | None) -> None:
@@ -142,8 +183,7 @@ def prepare(connection: Connection, schema: str | None) -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": INSTALL_LOCK})
         if schema is not None and not inspect(connection).has_schema(schema):
-            quoted = connection.dialect.identifier_preparer.quote(schema)
-            connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {quoted}"))
+            connection.execute(CreateSchema(schema, if_not_exists=True))
     _stamp_from_history(connection, schema)
 
 
@@ -152,24 +192,11 @@ def _stamp_from_history(connection: Connection, schema: str | None) -> None:
     recorded = applied(connection)
     if not recorded:
         return
-    from alembic.migration import MigrationContext
     from alembic.script import ScriptDirectory
 
-    context = MigrationContext.configure(
-        connection, opts={"version_table": VERSION_TABLE, "version_table_schema": schema}
-    )
+    context = _migration_context(connection, schema)
     if not context.get_current_heads():
         context.stamp(ScriptDirectory(str(scripts_path())), max(recorded))
-
-
-def _alembic_config(connection: Connection, schema: str | None) -> AlembicConfig:
-    from alembic.config import Config as AlembicConfig
-
-    config = AlembicConfig(
-        attributes={"connection": connection, "schema": schema, "configure_logger": False}
-    )
-    config.set_main_option("script_location", str(scripts_path()).replace("%", "%%"))
-    return config
 
 
 def include_name(name: str | None, kind: str, _parents: Any) -> bool:
@@ -183,6 +210,11 @@ def exclude_name(name: str | None, kind: str, _parents: Any) -> bool:
 
 
 # What revision scripts use.
+
+
+def is_applied(op: Operations, revision: str) -> bool:
+    """The first line of every upgrade: somebody else's Alembic may have applied it already."""
+    return not op.get_context().as_sql and revision in applied(op.get_bind())
 
 
 def record(op: Operations, revision: str) -> None:

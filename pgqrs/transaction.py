@@ -45,7 +45,7 @@ class Transaction(Holder):
     def enqueue_many(
         self,
         queue: str,
-        payloads_: Iterable[Any],
+        payloads: Iterable[Any],
         *,
         delay: Duration | None = None,
         eta: datetime | None = None,
@@ -54,7 +54,7 @@ class Transaction(Holder):
     ) -> list[int]:
         """Add messages in order. They exist once the transaction is committed. Returns their ids."""
         return Producer(self._database, queue).enqueue_many(
-            payloads_, delay=delay, eta=eta, priority=priority, headers=headers
+            payloads, delay=delay, eta=eta, priority=priority, headers=headers
         )
 
 

@@ -3,16 +3,18 @@
 import sqlalchemy as sa
 from alembic import op
 
-from pgqrs.schema import record, tune_for_postgres
+from pgqrs.schema import is_applied, record, tune_for_postgres
 from pgqrs.sqltypes import BigId, Flag, Json, Seconds, Small, UTCDateTime
 
-revision = "0001"
+revision = "pgqrs_0001"
 down_revision = None
 branch_labels = ("pgqrs",)
 depends_on = None
 
 
 def upgrade() -> None:
+    if is_applied(op, revision):
+        return
     op.create_table(
         "pgqrs_schema_history",
         sa.Column("revision", sa.Text, nullable=False),

@@ -3,16 +3,18 @@
 import sqlalchemy as sa
 from alembic import op
 
-from pgqrs.schema import forget, record
+from pgqrs.schema import forget, is_applied, record
 from pgqrs.sqltypes import BigId, Json, UTCDateTime
 
-revision = "0002"
-down_revision = "0001"
+revision = "pgqrs_0002"
+down_revision = "pgqrs_0001"
 branch_labels = None
 depends_on = None
 
 
 def upgrade() -> None:
+    if is_applied(op, revision):
+        return
     op.create_table(
         "pgqrs_workflows",
         sa.Column("id", BigId, sa.Identity(), nullable=False),

@@ -30,9 +30,9 @@ class AsyncHolder(ABC):
         """It is done: to the archive as completed. Repeating it is fine."""
         await self._hold(Holder.ack, message)
 
-    async def ack_many(self, messages_: Iterable[Held]) -> None:
+    async def ack_many(self, messages: Iterable[Held]) -> None:
         """Many are done."""
-        await self._hold(Holder.ack_many, messages_)
+        await self._hold(Holder.ack_many, messages)
 
     archive = ack
     archive_many = ack_many
@@ -50,38 +50,38 @@ class AsyncHolder(ABC):
 
     async def fail_many(
         self,
-        messages_: Iterable[Held],
+        messages: Iterable[Held],
         error: str | BaseException | None = None,
         *,
         delay: Duration = 0.0,
         dead: bool = False,
     ) -> dict[int, bool]:
         """Many went wrong. Returns for each id whether it will be delivered again."""
-        return await self._hold(Holder.fail_many, messages_, error, delay=delay, dead=dead)
+        return await self._hold(Holder.fail_many, messages, error, delay=delay, dead=dead)
 
     async def release(self, message: Held, *, delay: Duration = 0.0) -> None:
         """Give it back untried: the attempt does not count."""
         await self._hold(Holder.release, message, delay=delay)
 
-    async def release_many(self, messages_: Iterable[Held], *, delay: Duration = 0.0) -> None:
+    async def release_many(self, messages: Iterable[Held], *, delay: Duration = 0.0) -> None:
         """Give many back untried."""
-        await self._hold(Holder.release_many, messages_, delay=delay)
+        await self._hold(Holder.release_many, messages, delay=delay)
 
     async def extend(self, message: Held, lease: Duration) -> None:
         """Hold it until so long from now."""
         await self._hold(Holder.extend, message, lease)
 
-    async def extend_many(self, messages_: Iterable[Held], lease: Duration) -> None:
+    async def extend_many(self, messages: Iterable[Held], lease: Duration) -> None:
         """Hold many until so long from now."""
-        await self._hold(Holder.extend_many, messages_, lease)
+        await self._hold(Holder.extend_many, messages, lease)
 
     async def delete(self, message: Held) -> None:
         """Remove it without a trace in the archive."""
         await self._hold(Holder.delete, message)
 
-    async def delete_many(self, messages_: Iterable[Held]) -> None:
+    async def delete_many(self, messages: Iterable[Held]) -> None:
         """Remove many without a trace in the archive."""
-        await self._hold(Holder.delete_many, messages_)
+        await self._hold(Holder.delete_many, messages)
 
 
 class AsyncConsumer(AsyncHolder, Facade):

@@ -53,7 +53,7 @@ class AsyncProducer(Facade):
 
     async def enqueue_many(
         self,
-        payloads_: Iterable[Any],
+        payloads: Iterable[Any],
         *,
         delay: Duration | None = None,
         eta: datetime | None = None,
@@ -63,7 +63,7 @@ class AsyncProducer(Facade):
         """Add messages in order, all of them or none. Returns their ids."""
         return await self._bridge.run(
             self._sync.enqueue_many,
-            payloads_,
+            payloads,
             delay=delay,
             eta=eta,
             priority=priority,

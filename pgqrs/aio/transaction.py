@@ -54,7 +54,7 @@ class AsyncTransaction(AsyncHolder):
     async def enqueue_many(
         self,
         queue: str,
-        payloads_: Iterable[Any],
+        payloads: Iterable[Any],
         *,
         delay: Duration | None = None,
         eta: datetime | None = None,
@@ -65,7 +65,7 @@ class AsyncTransaction(AsyncHolder):
         return await self._run(
             Transaction.enqueue_many,
             queue,
-            payloads_,
+            payloads,
             delay=delay,
             eta=eta,
             priority=priority,

@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any, ClassVar, TypeVar
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from pgqrs import schema
@@ -125,6 +126,10 @@ class Database(ABC):
         """Raise the error that says how the tables differ from what this pgqrs needs."""
         self.read(schema.verify, needs_schema=False)
 
+    def join_transaction(self, connection: Connection) -> None:
+        """Make sure that a connection of the application's is in a transaction before we write."""
+        return
+
     def verify_exclusive_access(self) -> None:
         """Raise `NotExclusive` if a database made for one process is open in another."""
         return
@@ -149,8 +154,16 @@ class Database(ABC):
         if self.closed:
             raise StoreClosed
         if needs_schema and not self._schema_is_there:
+            self._find_schema()
+
+    def _find_schema(self) -> None:
+        try:
             self.verify()
             self._schema_is_there = True
+        except (SchemaNotInstalled, UpgradeRequired):
+            if not self.config.upgrade:
+                raise
+            self.install()
 
     def _persist(self, attempt: Callable[[], T], *, repeatable: bool) -> T:
         """Try once; only if that fails for a passing reason, set up to try for a while."""
@@ -162,6 +175,10 @@ class Database(ABC):
 
         try:
             return attempt()
+        except PoolTimeout as exc:
+            raise StoreUnavailable(
+                "all connections of the pool stayed in use; raise pool_size, or hold them shorter"
+            ) from exc
         except Exception as exc:
             if not may_retry(exc):
                 raise
@@ -216,14 +233,9 @@ class BorrowedConnection(Database):
             self._database._schema_is_there = True
 
     def _read(self, work: Work[T]) -> T:
-        if self.config.schema is None:
+        with schema.in_schema(self._connection, self.config.schema):
             return work(self._connection)
-        before = self._connection.get_execution_options().get("schema_translate_map")
-        self._connection.execution_options(schema_translate_map={None: self.config.schema})
-        try:
-            return work(self._connection)
-        finally:
-            self._connection.execution_options(schema_translate_map=before)
 
     def _write(self, work: Work[T], single: bool) -> T:
+        self._database.join_transaction(self._connection)
         return self._read(work)

@@ -87,6 +87,7 @@ class PostgresDatabase(Database):
             "isolation_level": "AUTOCOMMIT",
             "pool_size": config.pool_size,
             "max_overflow": config.pool_size,
+            "pool_timeout": config.retry_for,
             "use_native_hstore": False,
             "connect_args": {
                 "prepare_threshold": config.prepare_threshold,

@@ -100,6 +100,12 @@ class SqliteDatabase(Database):
         elif self._schema_is_there:
             connection.execute(_TAKE_WRITE_LOCK)  # deletes nothing, but is a write
 
+    def join_transaction(self, connection: Connection) -> None:
+        # Python's driver begins a transaction only before what it takes for a write, and a
+        # statement that starts with WITH it does not: without this it would commit by itself.
+        if not _in_transaction(connection):
+            connection.exec_driver_sql("BEGIN")
+
     def is_transient(self, error: BaseException) -> bool:
         if not isinstance(error, DBAPIError):
             return False
@@ -111,7 +117,9 @@ class SqliteDatabase(Database):
         path = self._engine.url.database
         if path is None or path in ("", ":memory:"):
             return
-        self._engine.dispose()
+        if not self.owned:
+            raise InvalidConfig("open the store by URL for this: an engine of yours stays open")
+        self._engine.dispose()  # our own idle connections would be in the way
         probe = sqlite3.connect(path, timeout=0, isolation_level=None)
         try:
             probe.execute("PRAGMA locking_mode=EXCLUSIVE")
@@ -128,13 +136,14 @@ def _create_engine(config: Config) -> Engine:
     in_memory = url.database == ":memory:"
     if in_memory:
         # One connection, handed from thread to thread: the pool is the lock.
-        pool: dict[str, Any] = {"pool_size": 1, "max_overflow": 0, "pool_timeout": config.retry_for}
+        pool: dict[str, Any] = {"pool_size": 1, "max_overflow": 0}
     else:
         url = url.set(database=str(_usable_path(url.database or "", config)))
         pool = {"pool_size": 5, "max_overflow": 50}
     engine = create_engine(
         url,
         poolclass=QueuePool,
+        pool_timeout=config.retry_for,
         connect_args={"check_same_thread": False, "timeout": config.sqlite_busy_timeout},
         **pool,
     )

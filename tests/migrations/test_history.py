@@ -96,15 +96,15 @@ def test_an_empty_database_opens_and_says_what_to_run(database: str, open_store:
         ),
         (
             "INSERT INTO pgqrs_schema_history "
-            "SELECT '0001a', checksum, applied_at FROM pgqrs_schema_history LIMIT 1",
+            f"SELECT '{FIRST}a', checksum, applied_at FROM pgqrs_schema_history LIMIT 1",
             pgqrs.RevisionUnknown,
-            "0001a",
+            FIRST + "a",
         ),
         (
             "INSERT INTO pgqrs_schema_history "
-            "SELECT '9999', checksum, applied_at FROM pgqrs_schema_history LIMIT 1",
+            "SELECT 'pgqrs_9999', checksum, applied_at FROM pgqrs_schema_history LIMIT 1",
             pgqrs.SchemaTooNew,
-            "9999",
+            "pgqrs_9999",
         ),
     ],
 )

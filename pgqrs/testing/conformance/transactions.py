@@ -39,6 +39,25 @@ def test_what_is_committed_is_there(
     assert [message.id for message in consumer.dequeue(10)] == [one, *more]
 
 
+def test_a_lone_enqueue_is_rolled_back_too(
+    harness: Harness, store: Any, admin: Any, producer: Any, consumer: Any
+) -> None:
+    with pytest.raises(Undo), harness.transaction(store) as transaction:
+        transaction.using.enqueue(QUEUE, 1)
+        raise Undo
+    with pytest.raises(Undo), harness.transaction(store) as transaction:
+        transaction.using.enqueue_many(QUEUE, [2, 3])
+        raise Undo
+    assert consumer.dequeue(10) == []
+    producer.enqueue("real")
+    (held,) = consumer.dequeue()
+    for end in ("ack", "release", "delete", "fail"):
+        with pytest.raises(Undo), harness.transaction(store) as transaction:
+            getattr(transaction.using, end)(held)
+            raise Undo
+        assert admin.get_message(held.id) == held
+
+
 def test_what_is_rolled_back_never_was(
     harness: Harness, store: Any, admin: Any, consumer: Any, orders: Any
 ) -> None:
