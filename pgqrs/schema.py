@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, Table, delete, insert, inspect, select, text
 from sqlalchemy.schema import CreateSchema
 
+from pgqrs.drivers import join_transaction
 from pgqrs.errors import (
     RevisionAltered,
     RevisionMissing,
@@ -180,6 +181,7 @@ def prepare(connection: Connection, schema: str | None) -> None:
     """Before any revision runs: one installer at a time, the schema there, Alembic told of our
     history.
     """
+    join_transaction(connection)
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": INSTALL_LOCK})
         if schema is not None and not inspect(connection).has_schema(schema):

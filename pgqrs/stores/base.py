@@ -21,6 +21,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 from pgqrs import schema
 from pgqrs.clock import Clock
 from pgqrs.config import Config
+from pgqrs.drivers import join_transaction
 from pgqrs.errors import (
     CommitUncertain,
     SchemaNotInstalled,
@@ -125,10 +126,6 @@ class Database(ABC):
     def verify(self) -> None:
         """Raise the error that says how the tables differ from what this pgqrs needs."""
         self.read(schema.verify, needs_schema=False)
-
-    def join_transaction(self, connection: Connection) -> None:
-        """Make sure that a connection of the application's is in a transaction before we write."""
-        return
 
     def verify_exclusive_access(self) -> None:
         """Raise `NotExclusive` if a database made for one process is open in another."""
@@ -237,5 +234,5 @@ class BorrowedConnection(Database):
             return work(self._connection)
 
     def _write(self, work: Work[T], single: bool) -> T:
-        self._database.join_transaction(self._connection)
+        join_transaction(self._connection)
         return self._read(work)

@@ -25,6 +25,7 @@ from sqlalchemy.exc import DBAPIError
 
 from pgqrs.clock import Clock, SystemClock
 from pgqrs.config import Config, default_url
+from pgqrs.drivers import in_sqlite_transaction
 from pgqrs.errors import InvalidConfig, NotExclusive
 from pgqrs.models import queues
 from pgqrs.stores.base import Database, T, Work
@@ -95,16 +96,10 @@ class SqliteDatabase(Database):
         if not self._warned:
             self._warned = True
             _warn_of_weak_pragmas(connection)
-        if not _in_transaction(connection):
+        if not in_sqlite_transaction(connection):
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         elif self._schema_is_there:
             connection.execute(_TAKE_WRITE_LOCK)  # deletes nothing, but is a write
-
-    def join_transaction(self, connection: Connection) -> None:
-        # Python's driver begins a transaction only before what it takes for a write, and a
-        # statement that starts with WITH it does not: without this it would commit by itself.
-        if not _in_transaction(connection):
-            connection.exec_driver_sql("BEGIN")
 
     def is_transient(self, error: BaseException) -> bool:
         if not isinstance(error, DBAPIError):
@@ -200,9 +195,3 @@ def _warn_of_weak_pragmas(connection: Connection) -> None:
             "retries; pass connect_args={'timeout': 5}",
             stacklevel=2,
         )
-
-
-def _in_transaction(connection: Connection) -> bool:
-    dbapi_connection: Any = connection.connection.dbapi_connection
-    raw = getattr(dbapi_connection, "driver_connection", None) or dbapi_connection
-    return bool(getattr(raw, "in_transaction", False))

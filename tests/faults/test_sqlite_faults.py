@@ -169,6 +169,8 @@ def test_exclusive_access_is_told(store: pgqrs.Store, url: str) -> None:
 
 def test_an_engine_of_the_applications_is_neither_changed_nor_disposed(path: Path) -> None:
     engine = create_engine(f"sqlite:///{path}")
+    with pgqrs.Store(engine, upgrade=True) as store, pytest.raises(pgqrs.InvalidConfig):
+        store.verify_exclusive_access()
     with engine.connect() as connection:
         before = [pragma(connection, name) for name in ("journal_mode", "foreign_keys")]
     with pgqrs.Store(engine) as store:
@@ -215,6 +217,13 @@ def test_threads_share_a_database_in_memory() -> None:
         with ThreadPoolExecutor(16) as threads:
             list(threads.map(producer.enqueue, range(200)))
         assert store.admin().queue_stats("tasks").ready == 200
+
+
+def test_a_pool_that_stays_empty_is_an_error_of_ours() -> None:
+    with pgqrs.Store("sqlite::memory:", upgrade=True, retry_for=0.1) as store:
+        with store.engine.connect(), pytest.raises(pgqrs.StoreUnavailable, match="pool"):
+            store.admin().list_queues()
+        assert store.admin().list_queues() == []
 
 
 def test_two_databases_in_memory_are_two() -> None:

@@ -77,6 +77,13 @@ def test_the_revisions_as_a_script_for_a_database_administrator(postgres_databas
         connection.execute(script)  # type: ignore[arg-type]
     with pgqrs.Store(postgres_database) as store:
         use(store)
+    script = run_alembic(
+        "-x", "schema=Line Up", "upgrade", "head", "--sql", PGQRS_DSN=postgres_database
+    )
+    with psycopg.connect(postgres_database) as connection:
+        connection.execute(script)  # type: ignore[arg-type]
+    with pgqrs.Store(postgres_database, schema="Line Up") as store:
+        use(store)
 
 
 APPLICATION_ENV = """
@@ -112,9 +119,9 @@ def downgrade():
 """
 
 
-def test_an_application_runs_the_revisions_in_its_own_environment(
-    database: str, tmp_path: Path
-) -> None:
+@pytest.fixture
+def application(database: str, tmp_path: Path) -> Path:
+    """An application with an Alembic environment of its own, which knows our revisions."""
     scripts = tmp_path / "migrations"
     (scripts / "versions").mkdir(parents=True)
     (scripts / "env.py").write_text(APPLICATION_ENV)
@@ -126,20 +133,71 @@ def test_an_application_runs_the_revisions_in_its_own_environment(
         f"[alembic]\nscript_location = {scripts}\npath_separator = os\n"
         f"version_locations = {locations}\nsqlalchemy.url = {url}\n"
     )
-    run_alembic("upgrade", "customers", cwd=tmp_path)
-    run_alembic("upgrade", "pgqrs@head", cwd=tmp_path)
+    return tmp_path
+
+
+def test_an_application_runs_the_revisions_in_its_own_environment(
+    database: str, application: Path
+) -> None:
+    run_alembic("upgrade", "customers", cwd=application)
+    run_alembic("upgrade", "pgqrs@head", cwd=application)
     with pgqrs.Store(database) as store:
         use(store)
         store.admin().install()
         store.admin().verify()
-    run_alembic("check", cwd=tmp_path)
+    run_alembic("check", cwd=application)
     run_alembic("upgrade", "head", PGQRS_DSN=database)
-    run_alembic("downgrade", "pgqrs@base", cwd=tmp_path)
+    run_alembic("downgrade", "pgqrs@base", cwd=application)
     engine = create_engine(parse_dsn(database))
     left = inspect(engine).get_table_names()
     engine.dispose()
     assert "customers" in left
     assert [name for name in left if name.startswith("pgqrs_") and "alembic" not in name] == []
+
+
+def test_an_applications_environment_finds_what_was_installed_before(
+    database: str, application: Path
+) -> None:
+    with pgqrs.Store(database) as store:
+        store.admin().install()
+    run_alembic("upgrade", "heads", cwd=application)
+    assert "pgqrs" in run_alembic("current", cwd=application)
+    with pgqrs.Store(database) as store:
+        use(store)
+
+
+def test_one_call_in_an_applications_environment(database: str, application: Path) -> None:
+    env = application / "migrations" / "env.py"
+    call = "    schema.upgrade(connection)\n    context.configure("
+    env.write_text(APPLICATION_ENV.replace("    context.configure(", call))
+    url = parse_dsn(database).render_as_string(hide_password=False)
+    (application / "alembic.ini").write_text(
+        f"[alembic]\nscript_location = {application / 'migrations'}\nsqlalchemy.url = {url}\n"
+    )
+    run_alembic("upgrade", "head", cwd=application)
+    run_alembic("check", cwd=application)
+    with pgqrs.Store(database) as store:
+        use(store)
+
+
+def test_an_upgrade_that_is_rolled_back_leaves_nothing(database: str) -> None:
+    engine = create_engine(parse_dsn(database))
+    with engine.connect() as connection:
+        schema.upgrade(connection)
+        connection.rollback()
+    assert inspect(engine).get_table_names() == []
+    engine.dispose()
+
+
+def test_a_schema_on_a_connection_of_the_applications(postgres_database: str) -> None:
+    engine = create_engine(parse_dsn(postgres_database))
+    with engine.begin() as connection:
+        schema.upgrade(connection, schema="queues")
+        assert not connection.get_execution_options().get("schema_translate_map")
+    assert inspect(engine).get_table_names("public") == []
+    engine.dispose()
+    with pgqrs.Store(postgres_database, schema="queues") as store:
+        use(store)
 
 
 def test_many_installers_at_once_install_once(database: str) -> None:

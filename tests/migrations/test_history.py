@@ -142,6 +142,15 @@ def test_an_empty_database_is_installed_if_allowed(database: str, open_store: Op
         store.admin().create_queue("ready at once")
 
 
+def test_an_async_store_that_is_only_used_is_installed_if_allowed(database: str) -> None:
+    async def main() -> None:
+        store = pgqrs.AsyncStore(database, upgrade=True)
+        await store.admin().create_queue("tasks")
+        await store.close()
+
+    asyncio.run(main())
+
+
 def test_installing_refuses_a_tampered_history(installed: str) -> None:
     with pgqrs.Store(installed) as store:
         change(installed, "UPDATE pgqrs_schema_history SET checksum = 'tampered'")

@@ -1,0 +1,127 @@
+"""Claims and enqueues find their rows by index, and sort nothing that grows.
+
+The benchmark measures that the cost is flat; this finds out when a change makes it impossible.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, event, text
+
+import pgqrs
+
+FILL = """
+INSERT INTO pgqrs_messages (queue_id, priority, ready, vt, read_ct, released_ct, enqueued_at, payload)
+SELECT q.id, n.n % 3, {ready}, {vt}, 0, 0, {now}, '{{}}'
+FROM pgqrs_queues q, {numbers} AS n
+"""
+POSTGRES = {
+    "numbers": "generate_series(1, 20000)",
+    "now": "now()",
+    "later": "now() + interval '1 day'",
+    "true": "true",
+    "false": "false",
+}
+SQLITE = {
+    "numbers": "(WITH RECURSIVE c(n) AS (VALUES (1) UNION ALL SELECT n + 1 FROM c LIMIT 20000) "
+    "SELECT n FROM c)",
+    "now": "'2026-01-01T00:00:00.000000Z'",
+    "later": "'2099-01-01T00:00:00.000000Z'",
+    "true": "1",
+    "false": "0",
+}
+
+
+@pytest.fixture
+def store(database: str) -> Iterator[pgqrs.Store]:
+    """A store with many messages, half of them ready and half of them delayed."""
+    with pgqrs.Store(database, upgrade=True) as store:
+        store.admin().create_queue("tasks")
+        words = POSTGRES if store.backend_name == "postgres" else SQLITE
+
+        def fill(connection: Connection) -> None:
+            for ready, vt in (("true", "now"), ("false", "later")):
+                sql = FILL.format(
+                    numbers=words["numbers"], now=words["now"], ready=words[ready], vt=words[vt]
+                ).replace(" AS n\n", " AS n(n)\n" if words is POSTGRES else " AS n\n")
+                connection.execute(text(sql))
+            connection.execute(text("ANALYZE pgqrs_messages"))
+
+        store.write(fill)
+        yield store
+
+
+def explained(store: pgqrs.Store, use: Any) -> str:
+    """The plans of all statements that `use` executes."""
+    seen: list[tuple[str, Any]] = []
+
+    def listen(
+        _connection: Any, _cursor: Any, statement: str, parameters: Any, _c: Any, _m: Any
+    ) -> None:
+        if "pgqrs_messages" in statement:
+            seen.append((statement, parameters))
+
+    event.listen(store.engine, "before_cursor_execute", listen)
+    use()
+    event.remove(store.engine, "before_cursor_execute", listen)
+    assert seen
+    explain = (
+        "EXPLAIN (FORMAT JSON) " if store.backend_name == "postgres" else "EXPLAIN QUERY PLAN "
+    )
+
+    def plan(connection: Connection) -> str:
+        return "\n".join(
+            json.dumps([list(row) for row in connection.exec_driver_sql(explain + sql, bound)])
+            for sql, bound in seen
+        )
+
+    return store.read(plan)
+
+
+def reads_by_index(plan: str) -> bool:
+    grows = (
+        '"Seq Scan", "Parent Relationship": "Outer", "Parallel Aware": false, "Async Capable"',
+    )
+    scans = plan.count('"Relation Name": "pgqrs_messages"') and _seq_scans_of_messages(plan)
+    return not scans and "SCAN pgqrs_messages" not in plan and grows is not None
+
+
+def _seq_scans_of_messages(plan: str) -> bool:
+    def walk(node: Any) -> bool:
+        if isinstance(node, dict):
+            if (
+                node.get("Node Type") in ("Seq Scan", "Bitmap Heap Scan")
+                and node.get("Relation Name") == "pgqrs_messages"
+            ):
+                return True
+            return any(walk(value) for value in node.values())
+        return isinstance(node, list) and any(walk(value) for value in node)
+
+    return any(walk(json.loads(line)) for line in plan.splitlines())
+
+
+def test_a_claim_walks_the_two_indexes_of_messages(store: pgqrs.Store) -> None:
+    with store.consumer("tasks") as consumer:
+        plan = explained(store, lambda: consumer.dequeue(10))
+    assert reads_by_index(plan), plan
+    assert "ix_pgqrs_messages_ready" in plan
+    assert "ix_pgqrs_messages_waiting" in plan
+    assert "USE TEMP B-TREE" not in plan
+
+
+def test_ending_claims_finds_messages_by_id(store: pgqrs.Store) -> None:
+    with store.consumer("tasks") as consumer:
+        a, b, c, d, e = consumer.dequeue(5)
+        for end in (
+            lambda: consumer.ack(a),
+            lambda: consumer.fail(b),
+            lambda: consumer.release(c),
+            lambda: consumer.extend(d, 5),
+            lambda: consumer.delete(e),
+        ):
+            plan = explained(store, end)
+            assert reads_by_index(plan), plan
