@@ -121,6 +121,11 @@ def _archive(source: FromClause, rows: Select[Any] | None = None) -> Insert:
 # PostgreSQL
 
 
+def _is_one_of(ids: Select[Any]) -> ColumnElement[bool]:
+    """As an array, so that the planner looks the ids up one by one whatever it thinks of their number."""
+    return messages.c.id == func.any(func.array(ids.scalar_subquery()))
+
+
 def _postgres_claim() -> Select[Any]:
     queue = _QUEUE.cte("queue")
     open_id = select(queue.c.open_id).scalar_subquery()
@@ -153,10 +158,14 @@ def _postgres_claim() -> Select[Any]:
         .limit(bindparam("limit"))
         .cte("picked")
     )
-    buried = delete(messages).where(messages.c.id == due.c.id, due.c.dead).returning(messages)
+    buried = (
+        delete(messages).where(_is_one_of(select(due.c.id).where(due.c.dead))).returning(messages)
+    )
     returned = (
         update(messages)
-        .where(messages.c.id == due.c.id, ~due.c.dead, due.c.id.not_in(select(picked.c.id)))
+        .where(
+            _is_one_of(select(due.c.id).where(~due.c.dead, due.c.id.not_in(select(picked.c.id))))
+        )
         .values(ready=true())
     )
     lease: ColumnElement[float] = func.coalesce(
@@ -164,7 +173,7 @@ def _postgres_claim() -> Select[Any]:
     )
     claimed = (
         update(messages)
-        .where(messages.c.id == picked.c.id)
+        .where(_is_one_of(select(picked.c.id)))
         .values(
             vt=moment("now") + lease * literal_column("interval '1 second'", Interval()), **_CLAIM
         )

@@ -168,8 +168,8 @@ def test_an_applications_environment_finds_what_was_installed_before(
 
 def test_one_call_in_an_applications_environment(database: str, application: Path) -> None:
     env = application / "migrations" / "env.py"
-    call = "    schema.upgrade(connection)\n    context.configure("
-    env.write_text(APPLICATION_ENV.replace("    context.configure(", call))
+    call = "with engine.begin() as connection:\n    schema.upgrade(connection)\n"
+    env.write_text(APPLICATION_ENV.replace("with engine.connect", call + "with engine.connect"))
     url = parse_dsn(database).render_as_string(hide_password=False)
     (application / "alembic.ini").write_text(
         f"[alembic]\nscript_location = {application / 'migrations'}\nsqlalchemy.url = {url}\n"
