@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from pgqrs.errors import InvalidArgument, MessageNotFound, QueueNotFound, WorkerNotFound
-from pgqrs.repositories import archive, messages, queues, stats, workers
+from pgqrs.repositories import archive, dequeue, messages, queues, stats, workers
 from pgqrs.stores import Database, Work
 from pgqrs.types import (
     ArchivedMessage,
@@ -130,6 +130,17 @@ class Admin:
     def delete_queue(self, name: str, *, force: bool = False) -> None:
         """Delete a queue and its archive; refused while messages remain, unless forced."""
         self._database.write(lambda c: queues.remove(c, name, force=force))
+
+    def expire(self, queue: str) -> int:
+        """Archive what has expired, and what lapsed for good. Returns how many.
+
+        Dequeueing does this in passing; this is for queues that nobody dequeues from.
+        """
+        self.get_queue(queue)
+        now, total = self._database.now(), 0
+        while swept := self._database.write(lambda c: dequeue.sweep(c, queue, now=now)):
+            total += swept
+        return total
 
     # Messages
 

@@ -23,6 +23,8 @@ from pgqrs.stores import Database, Work
 from pgqrs.types import Duration, Message, WorkerStatus, seconds, whole
 
 MAX_DEQUEUE = 100_000
+SWEEPS = 10
+"""How often a dequeue clears away what may not be handed out before it makes do with what it has."""
 C = TypeVar("C", bound=Collection[int])
 Held = Message | int
 """A message as it was dequeued. Its id alone will do as well: then any claim of this consumer
@@ -210,13 +212,13 @@ class Consumer(Holder):
         whole("n", n, low=1, high=MAX_DEQUEUE)
         duration = self._lease if lease is None else seconds("lease", lease)
         self._presence.keep_alive()
-        claimed = self._claim(n, duration)
-        if claimed.worker_status is None:
-            self._presence.reopen()
-            claimed = self._claim(n, duration)
-        if claimed.worker_status is WorkerStatus.STOPPED:
-            raise WorkerStopped(self._presence.open())
-        return claimed.messages
+        found: list[Message] = []
+        for _ in range(SWEEPS):
+            claimed = self._claim_as_worker(n - len(found), duration)
+            found += claimed.messages
+            if not claimed.leftovers or not self._sweep() or len(found) == n:
+                break
+        return found
 
     def heartbeat(self) -> WorkerStatus:
         """A sign of life. Returns what this worker was told to be."""
@@ -225,6 +227,19 @@ class Consumer(Holder):
     def close(self) -> None:
         """Leave the workers. Messages still held come back when their leases lapse."""
         self._presence.close()
+
+    def _claim_as_worker(self, n: int, lease: float | None) -> Claimed:
+        claimed = self._claim(n, lease)
+        if claimed.worker_status is None:
+            self._presence.reopen()
+            claimed = self._claim(n, lease)
+        if claimed.worker_status is WorkerStatus.STOPPED:
+            raise WorkerStopped(self._presence.open())
+        return claimed
+
+    def _sweep(self) -> int:
+        now = self._database.now()
+        return self._database.write(lambda c: dequeue.sweep(c, self.queue, now=now))
 
     def _claim(self, n: int, lease: float | None) -> Claimed:
         worker, now = self._presence.open(), self._database.now()

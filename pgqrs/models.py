@@ -145,6 +145,13 @@ class Message(Base):
             postgresql_where=text("NOT ready"),
             sqlite_where=text("ready = 0"),
         ),
+        Index(
+            "ix_pgqrs_messages_expiring",
+            queue_id,
+            expires_at,
+            postgresql_where=text("expires_at IS NOT NULL"),
+            sqlite_where=text("expires_at IS NOT NULL"),
+        ),
         TABLE,
     )
 

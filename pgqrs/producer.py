@@ -57,6 +57,8 @@ class Producer:
         *,
         delay: Duration | None = None,
         eta: datetime | None = None,
+        ttl: Duration | None = None,
+        expires_at: datetime | None = None,
         priority: int = 0,
         headers: Mapping[str, Any] | None = None,
     ) -> int:
@@ -69,7 +71,15 @@ class Producer:
         text = encode(
             payload, max_bytes=limits.max_payload_bytes, max_depth=limits.max_payload_depth
         )
-        return self._enqueue([text], delay, eta, priority, headers)[0]
+        return self._enqueue(
+            [text],
+            delay=delay,
+            eta=eta,
+            ttl=ttl,
+            expires_at=expires_at,
+            priority=priority,
+            headers=headers,
+        )[0]
 
     def enqueue_many(
         self,
@@ -77,6 +87,8 @@ class Producer:
         *,
         delay: Duration | None = None,
         eta: datetime | None = None,
+        ttl: Duration | None = None,
+        expires_at: datetime | None = None,
         priority: int = 0,
         headers: Mapping[str, Any] | None = None,
     ) -> list[int]:
@@ -85,25 +97,42 @@ class Producer:
         texts = encode_many(
             list(payloads), max_bytes=limits.max_payload_bytes, max_depth=limits.max_payload_depth
         )
-        return self._enqueue(texts, delay, eta, priority, headers) if texts else []
+        return self._enqueue(
+            texts,
+            delay=delay,
+            eta=eta,
+            ttl=ttl,
+            expires_at=expires_at,
+            priority=priority,
+            headers=headers,
+        )
 
     def _enqueue(
         self,
         texts: list[str],
+        *,
         delay: Duration | None,
         eta: datetime | None,
+        ttl: Duration | None,
+        expires_at: datetime | None,
         priority: int,
         headers: Mapping[str, Any] | None,
     ) -> list[int]:
         if delay is not None and eta is not None:
             raise InvalidArgument("eta", "give a delay or an eta, not both")
+        if ttl is not None and expires_at is not None:
+            raise InvalidArgument("expires_at", "give a ttl or an expires_at, not both")
         options: dict[str, Any] = {
             "delay": 0.0 if delay is None else seconds("delay", delay),
             "eta": None if eta is None else aware("eta", eta),
+            "ttl": None if ttl is None else seconds("ttl", ttl),
+            "expires_at": None if expires_at is None else aware("expires_at", expires_at),
             "priority": whole("priority", priority, low=LOWEST_PRIORITY, high=HIGHEST_PRIORITY),
             "headers": encode_headers(headers, max_bytes=MAX_HEADER_BYTES),
             "producer": self._sender(),
         }
+        if not texts:
+            return []
         now = self._database.now()
         return self._database.write(
             lambda connection: messages.enqueue(connection, self.queue, texts, now=now, **options),

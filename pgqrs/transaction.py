@@ -34,12 +34,20 @@ class Transaction(Holder):
         *,
         delay: Duration | None = None,
         eta: datetime | None = None,
+        ttl: Duration | None = None,
+        expires_at: datetime | None = None,
         priority: int = 0,
         headers: Mapping[str, Any] | None = None,
     ) -> int:
         """Add one message. It exists once the transaction is committed. Returns its id."""
         return Producer(self._database, queue).enqueue(
-            payload, delay=delay, eta=eta, priority=priority, headers=headers
+            payload,
+            delay=delay,
+            eta=eta,
+            ttl=ttl,
+            expires_at=expires_at,
+            priority=priority,
+            headers=headers,
         )
 
     def enqueue_many(
@@ -49,12 +57,20 @@ class Transaction(Holder):
         *,
         delay: Duration | None = None,
         eta: datetime | None = None,
+        ttl: Duration | None = None,
+        expires_at: datetime | None = None,
         priority: int = 0,
         headers: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Add messages in order. They exist once the transaction is committed. Returns their ids."""
         return Producer(self._database, queue).enqueue_many(
-            payloads, delay=delay, eta=eta, priority=priority, headers=headers
+            payloads,
+            delay=delay,
+            eta=eta,
+            ttl=ttl,
+            expires_at=expires_at,
+            priority=priority,
+            headers=headers,
         )
 
 

@@ -50,6 +50,7 @@ class Message:
     priority: int
     vt: datetime
     enqueued_at: datetime
+    expires_at: datetime | None
     read_ct: int
     released_ct: int
     dequeued_at: datetime | None

@@ -100,6 +100,10 @@ class AsyncAdmin(Facade):
         """Delete a queue and its archive; refused while messages remain, unless forced."""
         await self._bridge.run(self._sync.delete_queue, name, force=force)
 
+    async def expire(self, queue: str) -> int:
+        """Archive what has expired, and what lapsed for good. Returns how many."""
+        return await self._bridge.run(self._sync.expire, queue)
+
     # Messages
 
     async def get_message(self, id: int) -> Message:

@@ -43,12 +43,21 @@ class AsyncProducer(Facade):
         *,
         delay: Duration | None = None,
         eta: datetime | None = None,
+        ttl: Duration | None = None,
+        expires_at: datetime | None = None,
         priority: int = 0,
         headers: Mapping[str, Any] | None = None,
     ) -> int:
         """Add one message. When this returns, it is durable. Returns its id."""
         return await self._bridge.run(
-            self._sync.enqueue, payload, delay=delay, eta=eta, priority=priority, headers=headers
+            self._sync.enqueue,
+            payload,
+            delay=delay,
+            eta=eta,
+            ttl=ttl,
+            expires_at=expires_at,
+            priority=priority,
+            headers=headers,
         )
 
     async def enqueue_many(
@@ -57,6 +66,8 @@ class AsyncProducer(Facade):
         *,
         delay: Duration | None = None,
         eta: datetime | None = None,
+        ttl: Duration | None = None,
+        expires_at: datetime | None = None,
         priority: int = 0,
         headers: Mapping[str, Any] | None = None,
     ) -> list[int]:
@@ -66,6 +77,8 @@ class AsyncProducer(Facade):
             payloads,
             delay=delay,
             eta=eta,
+            ttl=ttl,
+            expires_at=expires_at,
             priority=priority,
             headers=headers,
         )

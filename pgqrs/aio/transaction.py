@@ -37,6 +37,8 @@ class AsyncTransaction(AsyncHolder):
         *,
         delay: Duration | None = None,
         eta: datetime | None = None,
+        ttl: Duration | None = None,
+        expires_at: datetime | None = None,
         priority: int = 0,
         headers: Mapping[str, Any] | None = None,
     ) -> int:
@@ -47,6 +49,8 @@ class AsyncTransaction(AsyncHolder):
             payload,
             delay=delay,
             eta=eta,
+            ttl=ttl,
+            expires_at=expires_at,
             priority=priority,
             headers=headers,
         )
@@ -58,6 +62,8 @@ class AsyncTransaction(AsyncHolder):
         *,
         delay: Duration | None = None,
         eta: datetime | None = None,
+        ttl: Duration | None = None,
+        expires_at: datetime | None = None,
         priority: int = 0,
         headers: Mapping[str, Any] | None = None,
     ) -> list[int]:
@@ -68,6 +74,8 @@ class AsyncTransaction(AsyncHolder):
             payloads,
             delay=delay,
             eta=eta,
+            ttl=ttl,
+            expires_at=expires_at,
             priority=priority,
             headers=headers,
         )

@@ -1,23 +1,22 @@
-"""Claiming messages, and taking finished ones out: the two operations whose SQL really differs by
-database.
+"""Claiming messages, and taking finished ones out: where the SQL really differs by database.
 
-A claim hands out ready messages by priority, then id. Before that, messages whose `vt` has passed
-come back:
+A claim hands out ready messages by priority, then id. Messages whose `vt` has passed come back
+first: a delayed one, or one whose holder's lease lapsed, joins the ready ones. Not all may be
+handed out, though: one whose lease lapsed on its last allowed attempt is dead, and one that is past
+its expiry has expired. A claim passes over those and says so; then `sweep` takes them to the
+archive.
 
-- a delayed one, or one whose holder's lease lapsed, joins the ready ones;
-- one whose lease lapsed on its last allowed attempt is dead: it goes to the archive as failed.
-
-Both are bounded (`RETURNING_AT_ONCE`), so that a million messages that come due together cost no
+Both are bounded (`AT_ONCE`), so that a million messages that come due or expire together cost no
 claim more than that.
 
-PostgreSQL does all of it in one statement, which commits by itself: one round trip. Messages that
-came back but were not handed out are marked ready in passing, so each returns once. SQLite has one
-writer at a time, and does the same in steps.
+PostgreSQL claims in one statement, which commits by itself: one round trip. Messages that came back
+but were not handed out are marked ready in passing, so each returns once. SQLite has one writer at
+a time, and does the same in steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -37,6 +36,7 @@ from sqlalchemy import (
     func,
     insert,
     literal_column,
+    or_,
     select,
     true,
     union_all,
@@ -50,7 +50,7 @@ from pgqrs.repositories.messages import COLUMNS, FENCE, HELD
 from pgqrs.sqltypes import BigId, Undecodable
 from pgqrs.types import ArchiveReason, Message, WorkerStatus
 
-RETURNING_AT_ONCE = 1000
+AT_ONCE = 1000
 LAPSED = "the lease lapsed on the last allowed attempt: its holder died, or took too long"
 UNDECODABLE = "the stored payload or headers are not JSON"
 
@@ -62,6 +62,8 @@ class Claimed:
     messages: list[Message]
     queue_exists: bool
     worker_status: WorkerStatus | None
+    leftovers: bool = False
+    """Whether it passed over messages that `sweep` should take away."""
 
 
 # Parts that both databases share
@@ -96,8 +98,26 @@ def is_last_attempt(max_read_ct: ColumnElement[int]) -> ColumnElement[bool]:
     return messages.c.read_ct - messages.c.released_ct >= max_read_ct
 
 
-def _is_dead(max_read_ct: ColumnElement[int]) -> ColumnElement[bool]:
-    return and_(messages.c.consumer_worker_id.is_not(None), is_last_attempt(max_read_ct))
+_EXPIRED = func.coalesce(messages.c.expires_at <= moment("now"), false())
+
+
+def _is_gone(max_read_ct: ColumnElement[int]) -> ColumnElement[bool]:
+    """Whether a message that came back may not be handed out: dead, or expired."""
+    lapsed = messages.c.consumer_worker_id.is_not(None)
+    return or_(_EXPIRED, and_(lapsed, is_last_attempt(max_read_ct)))
+
+
+def _expired_and_free(queue_id: ColumnElement[Any]) -> tuple[ColumnElement[bool], ...]:
+    """Past their expiry, and nobody is at work on them."""
+    return (
+        messages.c.queue_id == queue_id,
+        messages.c.expires_at <= moment("now"),
+        or_(
+            messages.c.ready,
+            messages.c.consumer_worker_id.is_(None),
+            messages.c.vt <= moment("now"),
+        ),
+    )
 
 
 _KEPT = [column.name for column in messages.c if column.name in archive.c and column.name != "id"]
@@ -122,7 +142,7 @@ def _archive(source: FromClause, rows: Select[Any] | None = None) -> Insert:
 
 
 def _is_one_of(ids: Select[Any]) -> ColumnElement[bool]:
-    """As an array, so that the planner looks the ids up one by one whatever it thinks of their number."""
+    """As an array: then the planner looks ids up one by one, whatever it thinks of their number."""
     return messages.c.id == func.any(func.array(ids.scalar_subquery()))
 
 
@@ -130,19 +150,16 @@ def _postgres_claim() -> Select[Any]:
     queue = _QUEUE.cte("queue")
     open_id = select(queue.c.open_id).scalar_subquery()
     ready = (
-        select(messages.c.id, messages.c.priority)
+        select(messages.c.id, messages.c.priority, _EXPIRED.label("gone"))
         .where(messages.c.queue_id == open_id, messages.c.ready)
         .order_by(*_ORDER)
         .limit(bindparam("limit"))
         .with_for_update(skip_locked=True)
         .cte("ready")
     )
+    max_read_ct = select(queue.c.max_read_ct).scalar_subquery()
     due = (
-        select(
-            messages.c.id,
-            messages.c.priority,
-            _is_dead(select(queue.c.max_read_ct).scalar_subquery()).label("dead"),
-        )
+        select(messages.c.id, messages.c.priority, _is_gone(max_read_ct).label("gone"))
         .where(*_due(open_id))
         .order_by(messages.c.vt)
         .limit(bindparam("at_once"))
@@ -150,7 +167,8 @@ def _postgres_claim() -> Select[Any]:
         .cte("due")
     )
     candidates = union_all(
-        select(ready.c.id, ready.c.priority), select(due.c.id, due.c.priority).where(~due.c.dead)
+        select(ready.c.id, ready.c.priority).where(~ready.c.gone),
+        select(due.c.id, due.c.priority).where(~due.c.gone),
     ).subquery("candidates")
     picked = (
         select(candidates.c.id)
@@ -158,16 +176,8 @@ def _postgres_claim() -> Select[Any]:
         .limit(bindparam("limit"))
         .cte("picked")
     )
-    buried = (
-        delete(messages).where(_is_one_of(select(due.c.id).where(due.c.dead))).returning(messages)
-    )
-    returned = (
-        update(messages)
-        .where(
-            _is_one_of(select(due.c.id).where(~due.c.dead, due.c.id.not_in(select(picked.c.id))))
-        )
-        .values(ready=true())
-    )
+    unpicked = select(due.c.id).where(~due.c.gone, due.c.id.not_in(select(picked.c.id)))
+    returned = update(messages).where(_is_one_of(unpicked)).values(ready=true()).cte("returned")
     lease: ColumnElement[float] = func.coalesce(
         bindparam("lease", type_=Double()), select(queue.c.lease).scalar_subquery()
     )
@@ -180,10 +190,15 @@ def _postgres_claim() -> Select[Any]:
         .returning(*COLUMNS)
         .cte("claimed")
     )
+    leftovers = or_(
+        exists().where(due.c.gone),
+        exists().where(ready.c.gone),
+        exists().where(*_expired_and_free(open_id)),
+    )
     return (
-        select(queue.c.status, claimed)
+        select(queue.c.status, leftovers, claimed)
         .select_from(queue.outerjoin(claimed, true()))
-        .add_cte(_archive(buried.cte("dead")).cte("buried"), returned.cte("returned"))
+        .add_cte(returned)
     )
 
 
@@ -208,17 +223,14 @@ def _claim_postgres(
         "worker": worker,
         "limit": limit,
         "lease": lease,
-        "at_once": RETURNING_AT_ONCE,
-        "reason": ArchiveReason.FAILED,
-        "error": LAPSED,
+        "at_once": AT_ONCE,
     } | at(now=(now, 0.0))
     rows = connection.execute(_POSTGRES_CLAIM, bound).all()
     if not rows:
         return Claimed([], queue_exists=False, worker_status=None)
-    status = rows[0][0]
-    if rows[0][1] is None:
-        return Claimed([], queue_exists=True, worker_status=status)
-    return Claimed(_in_order(Message(queue, *row[1:]) for row in rows), True, status)
+    status, leftovers, first = rows[0][:3]
+    claimed = [] if first is None else _in_order(Message(queue, *row[2:]) for row in rows)
+    return Claimed(claimed, True, status, leftovers)
 
 
 def _finish_postgres(connection: Connection, bound: dict[str, Any]) -> set[int]:
@@ -229,17 +241,17 @@ def _finish_postgres(connection: Connection, bound: dict[str, Any]) -> set[int]:
 
 _open_id = bindparam("open_id", type_=BigId)
 _SQLITE_QUEUE = _QUEUE.add_columns(
-    exists().where(*_due(queues.c.id)).correlate(queues).label("some_due")
+    exists().where(*_due(queues.c.id)).correlate(queues).label("some_due"),
+    exists().where(*_expired_and_free(queues.c.id)).correlate(queues).label("some_expired"),
 )
 _SQLITE_DUE = (
-    select(messages.c.id, _is_dead(bindparam("max_read_ct")).label("dead"))
+    select(messages.c.id, _is_gone(bindparam("max_read_ct")).label("gone"))
     .where(*_due(_open_id))
     .order_by(messages.c.vt)
     .limit(bindparam("at_once"))
 )
 _GIVEN = messages.c.id.in_(bindparam("ids", expanding=True))
 _SQLITE_RETURN = update(messages).where(_GIVEN).values(ready=true())
-_SQLITE_BURY = (_archive(messages, select(messages).where(_GIVEN)), delete(messages).where(_GIVEN))
 _SQLITE_CLAIM = (
     update(messages)
     .where(
@@ -249,7 +261,8 @@ _SQLITE_CLAIM = (
             .order_by(*_ORDER)
             .limit(bindparam("limit"))
             .scalar_subquery()
-        )
+        ),
+        ~_EXPIRED,
     )
     .values(vt=moment("lease"), **_CLAIM)
     .returning(*COLUMNS)
@@ -279,32 +292,23 @@ def _claim_sqlite(
     if found.open_id is None:
         return Claimed([], queue_exists=True, worker_status=found.status)
     bound |= {"open_id": found.open_id, "limit": limit, "max_read_ct": found.max_read_ct}
+    leftovers = found.some_expired
     if found.some_due:
-        _return_due_sqlite(connection, bound)
+        leftovers |= _return_due_sqlite(connection, bound)
     bound |= at(lease=(now, found.lease if lease is None else lease))
     rows = connection.execute(_SQLITE_CLAIM, bound).all()
     claimed = _in_order(Message(queue, *row) for row in rows)
-    return Claimed(_without_undecodable(connection, claimed, bound), True, found.status)
+    return Claimed(_decodable(connection, claimed, now), True, found.status, bool(leftovers))
 
 
-def _return_due_sqlite(connection: Connection, bound: dict[str, Any]) -> None:
-    due = connection.execute(_SQLITE_DUE, bound | {"at_once": RETURNING_AT_ONCE}).all()
-    connection.execute(_SQLITE_RETURN, {"ids": [id for id, dead in due if not dead]})
-    _bury_sqlite(connection, [id for id, dead in due if dead], bound, error=LAPSED)
+def _return_due_sqlite(connection: Connection, bound: dict[str, Any]) -> bool:
+    """Make ready what came back; returns whether some of it may not be."""
+    due = connection.execute(_SQLITE_DUE, bound | {"at_once": AT_ONCE}).all()
+    connection.execute(_SQLITE_RETURN, {"ids": [id for id, gone in due if not gone]})
+    return any(gone for _, gone in due)
 
 
-def _bury_sqlite(
-    connection: Connection, ids: list[int], bound: dict[str, Any], *, error: str
-) -> None:
-    if ids:
-        bound = bound | {"ids": ids, "reason": ArchiveReason.FAILED, "error": error}
-        for statement in _SQLITE_BURY:
-            connection.execute(statement, bound)
-
-
-def _without_undecodable(
-    connection: Connection, claimed: list[Message], bound: dict[str, Any]
-) -> list[Message]:
+def _decodable(connection: Connection, claimed: list[Message], now: datetime) -> list[Message]:
     """Text that is not JSON can only come from outside; it must not block the queue it is in."""
     broken = [
         message.id
@@ -313,7 +317,7 @@ def _without_undecodable(
     ]
     if not broken:
         return claimed
-    _bury_sqlite(connection, broken, bound, error=UNDECODABLE)
+    bury(connection, broken, reason=ArchiveReason.FAILED, error=UNDECODABLE, now=now)
     return [message for message in claimed if message.id not in broken]
 
 
@@ -352,6 +356,57 @@ def finish(
 def remove(connection: Connection, holds: Iterable[Claim]) -> set[int]:
     """Delete held messages without a trace. Returns the ids of those that were really held."""
     return set(_delete(connection, {"held": claims(holds)}).scalars())
+
+
+_BURY = (_archive(messages, select(messages).where(_GIVEN)), delete(messages).where(_GIVEN))
+_THIS_QUEUE = select(queues.c.id).where(queues.c.queue_name == bindparam("queue")).scalar_subquery()
+_EXPIRED_FIRST = (
+    select(messages.c.id)
+    .where(*_expired_and_free(_THIS_QUEUE))
+    .order_by(messages.c.expires_at)
+    .limit(bindparam("at_once"))
+    .with_for_update(skip_locked=True)
+)
+_LAPSED_FOR_GOOD = (
+    select(messages.c.id)
+    .where(
+        *_due(_THIS_QUEUE),
+        messages.c.consumer_worker_id.is_not(None),
+        is_last_attempt(
+            select(queues.c.max_read_ct)
+            .where(queues.c.queue_name == bindparam("queue"))
+            .scalar_subquery()
+        ),
+    )
+    .order_by(messages.c.vt)
+    .limit(bindparam("at_once"))
+    .with_for_update(skip_locked=True)
+)
+
+
+def sweep(connection: Connection, queue: str, *, now: datetime | None) -> int:
+    """Take up to `AT_ONCE` expired and as many dead messages to the archive. Returns how many."""
+    bound = {"queue": queue, "at_once": AT_ONCE} | at(now=(now, 0.0))
+    expired = connection.execute(_EXPIRED_FIRST, bound).scalars().all()
+    bury(connection, expired, reason=ArchiveReason.EXPIRED, error=None, now=now)
+    dead = connection.execute(_LAPSED_FOR_GOOD, bound).scalars().all()
+    bury(connection, dead, reason=ArchiveReason.FAILED, error=LAPSED, now=now)
+    return len(expired) + len(dead)
+
+
+def bury(
+    connection: Connection,
+    ids: Sequence[int],
+    *,
+    reason: ArchiveReason,
+    error: str | None,
+    now: datetime | None,
+) -> None:
+    """Move messages to the archive, whoever held them. Their rows are locked, or never shared."""
+    if ids:
+        bound = {"ids": ids, "reason": reason, "error": error} | at(now=(now, 0.0))
+        for statement in _BURY:
+            connection.execute(statement, bound)
 
 
 def _in_order(found: Iterable[Message]) -> list[Message]:

@@ -49,11 +49,17 @@ def moment(name: str) -> _Moment:
     )
 
 
-def at(**moments: tuple[datetime | None, float]) -> dict[str, Any]:
-    """The parameters of `moment`s: each so many seconds after `now`, or after the server's time."""
+def at(**moments: tuple[datetime | None, float | None]) -> dict[str, Any]:
+    """The parameters of `moment`s: each so many seconds after `now`, or after the server's time.
+
+    Without seconds it is no time at all: NULL.
+    """
     bound: dict[str, Any] = {}
     for name, (now, seconds) in moments.items():
-        bound[f"{name}_at"] = None if now is None else now + timedelta(seconds=seconds)
+        if now is None or seconds is None:
+            bound[f"{name}_at"] = None
+        else:
+            bound[f"{name}_at"] = now + timedelta(seconds=seconds)
         bound[f"{name}_in"] = seconds
     return bound
 

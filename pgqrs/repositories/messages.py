@@ -27,6 +27,7 @@ COLUMNS = (
     messages.c.priority,
     messages.c.vt,
     messages.c.enqueued_at,
+    messages.c.expires_at,
     messages.c.read_ct,
     messages.c.released_ct,
     messages.c.dequeued_at,
@@ -62,6 +63,7 @@ def _insert_into_queue(payload: ColumnElement[Any], source: FromClause | None = 
         "ready": bindparam("ready", type_=Flag()),
         "vt": moment("vt"),
         "enqueued_at": moment("now"),
+        "expires_at": moment("expires"),
         "read_ct": bindparam("zero", 0, type_=messages.c.read_ct.type),
         "released_ct": bindparam("zero", 0, type_=messages.c.read_ct.type),
         "producer_worker_id": bindparam("producer", type_=BigId),
@@ -87,18 +89,21 @@ def enqueue(
     priority: int,
     delay: float,
     eta: datetime | None,
+    ttl: float | None,
+    expires_at: datetime | None,
     producer: int | None,
     now: datetime | None,
 ) -> list[int]:
     """Add messages, given as JSON texts, in order; all of them or none. Returns their ids."""
     vt = (now, delay) if eta is None else (eta, 0.0)
+    expires = (now, ttl) if expires_at is None else (expires_at, 0.0)
     shared: dict[str, Any] = {
         "queue": queue,
         "headers": headers,
         "priority": priority,
         "ready": eta is None and delay == 0,
         "producer": producer,
-    } | at(now=(now, 0.0), vt=vt)
+    } | at(now=(now, 0.0), vt=vt, expires=expires)
     if len(payloads) == 1:
         ids = connection.execute(_ENQUEUE, shared | {"payload": payloads[0]}).scalars().all()
     else:

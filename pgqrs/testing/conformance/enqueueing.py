@@ -140,7 +140,7 @@ def test_delayed_messages_take_their_place_by_priority_and_id(
 def test_any_number_may_come_due_at_once(
     producer: Any, consumer: Any, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dequeue, "RETURNING_AT_ONCE", 7)
+    monkeypatch.setattr(dequeue, "AT_ONCE", 7)
     producer.enqueue_many(range(30), delay=5)
     clock.advance(5)
     found = [message.payload for _ in range(30) for message in consumer.dequeue(1)]

@@ -1,0 +1,3 @@
+"""The conformance suite: expiring."""
+
+from pgqrs.testing.conformance.expiring import *  # noqa: F403
