@@ -40,6 +40,7 @@ from pgqrs.errors import (
     WorkerStopped,
 )
 from pgqrs.producer import Producer
+from pgqrs.retry import Retry, RetryAfter
 from pgqrs.store import Store
 from pgqrs.transaction import Transaction
 from pgqrs.types import (
@@ -85,6 +86,8 @@ __all__ = [
     "QueueNotEmpty",
     "QueueNotFound",
     "QueueStats",
+    "Retry",
+    "RetryAfter",
     "RevisionAltered",
     "RevisionError",
     "RevisionMissing",

@@ -19,6 +19,7 @@ from pgqrs.repositories import archive, dequeue
 from pgqrs.repositories import messages as message_rows
 from pgqrs.repositories.dequeue import Claimed
 from pgqrs.repositories.expressions import Claim
+from pgqrs.retry import Retry
 from pgqrs.stores import Database, Work
 from pgqrs.types import Duration, Message, WorkerStatus, seconds, whole
 
@@ -68,13 +69,15 @@ class Holder:
         *,
         delay: Duration = 0.0,
         dead: bool = False,
+        retry: Retry | None = None,
     ) -> bool:
-        """It went wrong: deliver it again after `delay`. Returns whether that will happen.
+        """It went wrong: deliver it again after `delay`, or when `retry` says. Returns whether that
+        will happen.
 
         It will not on the last attempt the queue allows, or if it is `dead`: then it goes to the
         archive as failed, with the error.
         """
-        (again,) = self.fail_many([message], error, delay=delay, dead=dead).values()
+        (again,) = self.fail_many([message], error, delay=delay, dead=dead, retry=retry).values()
         return again
 
     def fail_many(
@@ -84,16 +87,21 @@ class Holder:
         *,
         delay: Duration = 0.0,
         dead: bool = False,
+        retry: Retry | None = None,
     ) -> dict[int, bool]:
         """Many went wrong. Returns for each id whether it will be delivered again."""
+        failed = list(messages)
+        wait = None if dead else seconds("delay", delay)
         options: dict[str, Any] = {
+            "delays": {
+                _id_of(message): wait if retry is None or dead else _decide(retry, message, error)
+                for message in failed
+            },
             "error": error_text(error),
-            "delay": seconds("delay", delay),
-            "dead": dead,
             "now": self._database.now(),
         }
         return self._change(
-            messages,
+            failed,
             lambda holds: lambda connection: archive.fail(connection, holds, **options),
         )
 
@@ -168,6 +176,18 @@ class Holder:
                 "message", "an id alone does not say who holds it; pass the message"
             )
         return Claim(whole("message", message, low=1, high=2**63 - 1), worker_id, None)
+
+
+def _id_of(message: Held) -> int:
+    return message.id if isinstance(message, Message) else message
+
+
+def _decide(retry: Retry, message: Held, error: str | BaseException | None) -> float | None:
+    if not isinstance(message, Message):
+        raise InvalidArgument(
+            "retry", "an id alone does not say which attempt it was; pass the message"
+        )
+    return retry.next_delay(message.attempt, error if isinstance(error, BaseException) else None)
 
 
 class Consumer(Holder):

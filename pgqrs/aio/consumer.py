@@ -9,6 +9,7 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from pgqrs.aio.bridge import Bridge, Facade
 from pgqrs.consumer import Consumer, Held, Holder
+from pgqrs.retry import Retry
 from pgqrs.types import Duration, Message, WorkerStatus
 
 P = ParamSpec("P")
@@ -44,9 +45,12 @@ class AsyncHolder(ABC):
         *,
         delay: Duration = 0.0,
         dead: bool = False,
+        retry: Retry | None = None,
     ) -> bool:
-        """It went wrong: deliver it again after `delay`. Returns whether that will happen."""
-        return await self._hold(Holder.fail, message, error, delay=delay, dead=dead)
+        """It went wrong: deliver it again after `delay`, or when `retry` says. Returns whether that
+        will happen.
+        """
+        return await self._hold(Holder.fail, message, error, delay=delay, dead=dead, retry=retry)
 
     async def fail_many(
         self,
@@ -55,9 +59,12 @@ class AsyncHolder(ABC):
         *,
         delay: Duration = 0.0,
         dead: bool = False,
+        retry: Retry | None = None,
     ) -> dict[int, bool]:
         """Many went wrong. Returns for each id whether it will be delivered again."""
-        return await self._hold(Holder.fail_many, messages, error, delay=delay, dead=dead)
+        return await self._hold(
+            Holder.fail_many, messages, error, delay=delay, dead=dead, retry=retry
+        )
 
     async def release(self, message: Held, *, delay: Duration = 0.0) -> None:
         """Give it back untried: the attempt does not count."""

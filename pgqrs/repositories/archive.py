@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -82,22 +82,22 @@ def fail(
     connection: Connection,
     holds: Sequence[Claim],
     *,
+    delays: Mapping[int, float | None],
     error: str | None,
-    delay: float,
-    dead: bool,
     now: datetime | None,
 ) -> dict[int, bool]:
-    """Deliver held messages again after a delay, or archive as failed those that had their last
-    attempt.
+    """Deliver held messages again, each after its delay, or archive it as failed: if it has none,
+    or had its last attempt.
 
     Returns for each message that was really held whether it will be delivered again.
     """
     failing = connection.execute(_FAILING, {"held": claims(holds)})
-    again = {id: not (dead or last) for id, last in failing}
+    again = {id: delays[id] is not None and not last for id, last in failing}
     retried = [hold for hold in holds if again.get(hold.id) is True]
     ended = [hold for hold in holds if again.get(hold.id) is False]
-    if retried:
-        give_back(connection, retried, delay=delay, counted=True, now=now)
+    for delay in {delays[hold.id] for hold in retried}:
+        alike = [hold for hold in retried if delays[hold.id] == delay]
+        give_back(connection, alike, delay=delay or 0.0, counted=True, now=now)
     if ended:
         dequeue.finish(connection, ended, reason=ArchiveReason.FAILED, error=error, now=now)
     return again

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pgqrs import InvalidArgument, LeaseLost
+from pgqrs import InvalidArgument, LeaseLost, Retry, RetryAfter
 from pgqrs.repositories.dequeue import LAPSED
 from pgqrs.testing import ManualClock
 from pgqrs.testing.conformance.harness import QUEUE, Harness
@@ -231,6 +231,54 @@ def test_fail_delivers_again_until_the_last_attempt(
     assert consumer.dequeue() == []
     dead = admin.get_archived(id)
     assert (dead.archive_reason, dead.error, dead.read_ct) == ("failed", "third", 3)
+
+
+def test_a_policy_says_when_to_try_again(
+    admin: Any, producer: Any, consumer: Any, clock: ManualClock
+) -> None:
+    id = producer.enqueue(1)
+    retry = Retry(delay=10, max_attempts=2)
+    (message,) = consumer.dequeue()
+    assert consumer.fail(message, ValueError("first"), retry=retry) is True
+    clock.advance(9)
+    assert consumer.dequeue() == []
+    clock.advance(1)
+    (message,) = consumer.dequeue()
+    assert consumer.fail(message, ValueError("second"), retry=retry) is False
+    assert "second" in admin.get_archived(id).error
+
+
+def test_a_policy_decides_for_each_message_by_itself(
+    producer: Any, consumer: Any, clock: ManualClock
+) -> None:
+    producer.enqueue(0)
+    consumer.fail(*consumer.dequeue())
+    producer.enqueue_many([1, 2])
+    retry = Retry(delay=10, factor=3)
+    assert all(consumer.fail_many(consumer.dequeue(3), RuntimeError(), retry=retry).values())
+    clock.advance(10)
+    assert [message.payload for message in consumer.dequeue(9)] == [1, 2]
+    clock.advance(20)
+    assert [message.payload for message in consumer.dequeue(1)] == [0]
+
+
+def test_an_error_may_say_when_to_try_again(
+    producer: Any, consumer: Any, clock: ManualClock
+) -> None:
+    producer.enqueue(1)
+    (message,) = consumer.dequeue()
+    assert consumer.fail(message, RetryAfter(77), retry=Retry()) is True
+    clock.advance(76)
+    assert consumer.dequeue() == []
+    clock.advance(1)
+    assert len(consumer.dequeue()) == 1
+
+
+def test_a_policy_needs_the_message(producer: Any, consumer: Any) -> None:
+    producer.enqueue(1)
+    (message,) = consumer.dequeue()
+    with pytest.raises(InvalidArgument, match="pass the message"):
+        consumer.fail(message.id, retry=Retry())
 
 
 def test_a_dead_message_is_not_tried_again(admin: Any, producer: Any, consumer: Any) -> None:
