@@ -8,19 +8,22 @@ longer gets `LeaseLost`, and changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from pgqrs.errors import InvalidArgument, LeaseLost, QueueNotFound, WorkerStopped
 from pgqrs.payloads import error_text
 from pgqrs.presence import Presence
-from pgqrs.repositories import archive, dequeue
+from pgqrs.repositories import archive, dequeue, queues
 from pgqrs.repositories import messages as message_rows
 from pgqrs.repositories.dequeue import Claimed
 from pgqrs.repositories.expressions import Claim
 from pgqrs.retry import Retry
 from pgqrs.stores import Database, Work
+from pgqrs.stores.wakeups import SELDOM, Doorbell
 from pgqrs.types import Duration, Message, WorkerStatus, seconds, whole
 
 MAX_DEQUEUE = 100_000
@@ -100,10 +103,13 @@ class Holder:
             "error": error_text(error),
             "now": self._database.now(),
         }
-        return self._change(
+        again = self._change(
             failed,
             lambda holds: lambda connection: archive.fail(connection, holds, **options),
         )
+        if any(again.values()):
+            self._tell(failed)
+        return again
 
     def release(self, message: Held, *, delay: Duration = 0.0) -> None:
         """Give it back untried: the attempt does not count."""
@@ -112,8 +118,9 @@ class Holder:
     def release_many(self, messages: Iterable[Held], *, delay: Duration = 0.0) -> None:
         """Give many back untried."""
         wait, now = seconds("delay", delay), self._database.now()
+        given_back = list(messages)
         self._change(
-            messages,
+            given_back,
             lambda holds: (
                 lambda connection: message_rows.give_back(
                     connection, holds, delay=wait, counted=False, now=now
@@ -121,6 +128,7 @@ class Holder:
             ),
             single=True,
         )
+        self._tell(given_back)
 
     def extend(self, message: Held, lease: Duration) -> None:
         """Hold it until so long from now."""
@@ -150,6 +158,11 @@ class Holder:
             single=True,
         )
 
+    def _tell(self, messages: Iterable[Held]) -> None:
+        """These are for others again: ring who waits for them."""
+        for queue in {message.queue for message in messages if isinstance(message, Message)}:
+            tell(self._database, queue)
+
     def _change(
         self,
         messages: Iterable[Held],
@@ -176,6 +189,16 @@ class Holder:
                 "message", "an id alone does not say who holds it; pass the message"
             )
         return Claim(whole("message", message, low=1, high=2**63 - 1), worker_id, None)
+
+
+def tell(database: Database, queue: str) -> None:
+    """Wake who waits for this queue, here and elsewhere."""
+    database.wakeups.ring(queue)
+    channel, now = database.channel, database.now()
+    if channel is not None:
+        database.write(
+            lambda c: queues.tell(c, queue, channel=channel, now=now), single=True, repeatable=True
+        )
 
 
 def _id_of(message: Held) -> int:
@@ -209,6 +232,7 @@ class Consumer(Holder):
         self.queue = queue
         self._lease = None if lease is None else seconds("lease", lease)
         self._presence = Presence(database, queue, hostname=hostname, port=port)
+        self._life = 0
 
     @property
     def worker_id(self) -> int | None:
@@ -223,12 +247,47 @@ class Consumer(Holder):
         self._presence.open()
         return self
 
-    def dequeue(self, n: int = 1, *, lease: Duration | None = None) -> list[Message]:
+    def dequeue(
+        self, n: int = 1, *, lease: Duration | None = None, wait: Duration | None = None
+    ) -> list[Message]:
         """Claim up to `n` messages, for `lease` or what the consumer or else the queue says.
 
         Always a list; empty when there is nothing to do, the queue is paused, or this worker is
-        suspended.
+        suspended. With `wait` it returns as soon as there is something, or after that long.
         """
+        if wait is None:
+            return self._dequeue_now(n, lease)
+        deadline = time.monotonic() + seconds("wait", wait)
+        rung, life = threading.Event(), self._life
+        with self._doorbell(rung.set):
+            while True:
+                rung.clear()
+                found, pause = self._look(n, lease)
+                remaining = deadline - time.monotonic()
+                if found or remaining <= 0 or self._life != life:
+                    return found
+                rung.wait(min(pause, remaining))
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages one by one as they come, until the consumer is closed."""
+        life = self._life
+        while self._life == life:
+            yield from self.dequeue(wait=SELDOM)
+
+    def heartbeat(self) -> WorkerStatus:
+        """A sign of life. Returns what this worker was told to be."""
+        return self._presence.heartbeat()
+
+    def close(self) -> None:
+        """Leave the workers; who waits for messages stops waiting.
+
+        Messages still held come back when their leases lapse.
+        """
+        self._life += 1
+        self._database.wakeups.ring(self.queue)
+        self._presence.close()
+
+    def _dequeue_now(self, n: int, lease: Duration | None) -> list[Message]:
         whole("n", n, low=1, high=MAX_DEQUEUE)
         duration = self._lease if lease is None else seconds("lease", lease)
         self._presence.keep_alive()
@@ -240,13 +299,33 @@ class Consumer(Holder):
                 break
         return found
 
-    def heartbeat(self) -> WorkerStatus:
-        """A sign of life. Returns what this worker was told to be."""
-        return self._presence.heartbeat()
+    def _look(self, n: int, lease: Duration | None) -> tuple[list[Message], float]:
+        """What there is now; if nothing, how long to wait for the doorbell before looking again."""
+        found = self._dequeue_now(n, lease)
+        if not found and self._expect():
+            found = self._dequeue_now(n, lease)  # enqueued while nobody was known to wait
+        return found, 0.0 if found else self._pause()
 
-    def close(self) -> None:
-        """Leave the workers. Messages still held come back when their leases lapse."""
-        self._presence.close()
+    def _expect(self) -> bool:
+        """Tell producers elsewhere that somebody waits, where that is how they reach us."""
+        if self._database.channel is None or not self._database.wakeups.hears:
+            return False
+        now = self._database.now()
+        self._database.write(
+            lambda c: queues.expect(c, self.queue, seconds=2 * SELDOM, now=now),
+            single=True,
+            repeatable=True,
+        )
+        return True
+
+    def _pause(self) -> float:
+        now = self._database.now()
+        due = self._database.read(lambda c: message_rows.next_in(c, self.queue, now=now))
+        patience = self._database.wakeups.patience()
+        return patience if due is None else min(patience, due)
+
+    def _doorbell(self, ring: Callable[[], object]) -> Doorbell:
+        return self._database.wakeups.doorbell(self.queue, ring)
 
     def _claim_as_worker(self, n: int, lease: float | None) -> Claimed:
         claimed = self._claim(n, lease)

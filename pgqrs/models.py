@@ -86,6 +86,7 @@ class Queue(Base):
     max_read_ct: Mapped[int] = mapped_column(Whole)
     retention: Mapped[float | None] = mapped_column(Seconds)
     paused: Mapped[bool] = mapped_column(Flag)
+    waiting_until: Mapped[datetime | None] = mapped_column(UTCDateTime)
 
 
 class Worker(Base):

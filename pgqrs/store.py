@@ -62,6 +62,11 @@ class Store:
         return self._database.supports_skip_locked
 
     @property
+    def supports_notify(self) -> bool:
+        """Whether the database itself tells other processes of a new message."""
+        return self._database.supports_notify
+
+    @property
     def engine(self) -> Engine:
         """The engine, for rows of your own in the same transaction as `using`."""
         return self._database.engine

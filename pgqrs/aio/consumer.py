@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from pgqrs.aio.bridge import Bridge, Facade
 from pgqrs.consumer import Consumer, Held, Holder
 from pgqrs.retry import Retry
-from pgqrs.types import Duration, Message, WorkerStatus
+from pgqrs.stores.wakeups import SELDOM
+from pgqrs.types import Duration, Message, WorkerStatus, seconds
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -111,14 +114,39 @@ class AsyncConsumer(AsyncHolder, Facade):
         await self._bridge.run(self._sync.open)
         return self
 
-    async def dequeue(self, n: int = 1, *, lease: Duration | None = None) -> list[Message]:
+    async def dequeue(
+        self, n: int = 1, *, lease: Duration | None = None, wait: Duration | None = None
+    ) -> list[Message]:
         """Claim up to `n` messages, for `lease` or what the consumer or else the queue says.
 
-        Cancelled while it waits, it gives back what it got.
+        With `wait` it returns as soon as there is something, or after that long; waiting needs no
+        thread. Cancelled, it gives back what it got.
         """
-        return await self._bridge.run_or_undo(
-            partial(self._sync.dequeue, n, lease=lease), self._sync.release_many
-        )
+        if wait is None:
+            return await self._bridge.run_or_undo(
+                partial(self._sync.dequeue, n, lease=lease), self._sync.release_many
+            )
+        loop, rung, life = asyncio.get_running_loop(), asyncio.Event(), self._sync._life
+        deadline = loop.time() + seconds("wait", wait)
+        with self._sync._doorbell(partial(loop.call_soon_threadsafe, rung.set)):
+            while True:
+                rung.clear()
+                found, pause = await self._bridge.run_or_undo(
+                    partial(self._sync._look, n, lease),
+                    lambda looked: self._sync.release_many(looked[0]),
+                )
+                remaining = deadline - loop.time()
+                if found or remaining <= 0 or self._sync._life != life:
+                    return found
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(rung.wait(), min(pause, remaining))
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """Messages one by one as they come, until the consumer is closed."""
+        life = self._sync._life
+        while self._sync._life == life:
+            for message in await self.dequeue(wait=SELDOM):
+                yield message
 
     async def heartbeat(self) -> WorkerStatus:
         """A sign of life. Returns what this worker was told to be."""

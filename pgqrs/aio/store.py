@@ -59,6 +59,11 @@ class AsyncStore(Facade):
         return self._database.supports_skip_locked
 
     @property
+    def supports_notify(self) -> bool:
+        """Whether the database itself tells other processes of a new message."""
+        return self._database.supports_notify
+
+    @property
     def engine(self) -> Engine:
         """The sync engine underneath."""
         return self._database.engine

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Select, Text, bindparam, cast, insert, or_, select, update
+from sqlalchemy import Connection, Select, Text, bindparam, cast, func, insert, or_, select, update
 from sqlalchemy.sql.expression import ColumnElement, FromClause
 
 from pgqrs.errors import QueueNotFound
 from pgqrs.models import messages, queues
 from pgqrs.repositories.expressions import Claim, at, claims, held, moment, rows, texts
+from pgqrs.repositories.queues import TELL_WHO_WAITS
 from pgqrs.sqltypes import BigId, Flag, Json
 from pgqrs.types import Message
 
@@ -78,6 +79,8 @@ def _insert_into_queue(payload: ColumnElement[Any], source: FromClause | None = 
 _PAYLOADS = rows("payloads")
 _ENQUEUE = _insert_into_queue(cast(bindparam("payload", type_=Text()), Json()))
 _ENQUEUE_MANY = _insert_into_queue(_PAYLOADS.c.value, _PAYLOADS)
+_ENQUEUE_AND_TELL = _ENQUEUE.add_cte(TELL_WHO_WAITS.cte("told"))
+_ENQUEUE_MANY_AND_TELL = _ENQUEUE_MANY.add_cte(TELL_WHO_WAITS.cte("told"))
 
 
 def enqueue(
@@ -92,9 +95,13 @@ def enqueue(
     ttl: float | None,
     expires_at: datetime | None,
     producer: int | None,
+    channel: str | None,
     now: datetime | None,
 ) -> list[int]:
-    """Add messages, given as JSON texts, in order; all of them or none. Returns their ids."""
+    """Add messages, given as JSON texts, in order; all of them or none. Returns their ids.
+
+    With a `channel`, PostgreSQL tells who waits in the same statement.
+    """
     vt = (now, delay) if eta is None else (eta, 0.0)
     expires = (now, ttl) if expires_at is None else (expires_at, 0.0)
     shared: dict[str, Any] = {
@@ -103,15 +110,18 @@ def enqueue(
         "priority": priority,
         "ready": eta is None and delay == 0,
         "producer": producer,
+        "channel": channel,
     } | at(now=(now, 0.0), vt=vt, expires=expires)
     if len(payloads) == 1:
-        ids = connection.execute(_ENQUEUE, shared | {"payload": payloads[0]}).scalars().all()
+        one = _ENQUEUE if channel is None else _ENQUEUE_AND_TELL
+        ids = connection.execute(one, shared | {"payload": payloads[0]}).scalars().all()
     else:
+        many = _ENQUEUE_MANY if channel is None else _ENQUEUE_MANY_AND_TELL
         ids = [
             id
             for chunk in chunks(payloads)
             for id in connection.execute(
-                _ENQUEUE_MANY, shared | {"payloads": texts(connection, chunk)}
+                many, shared | {"payloads": texts(connection, chunk)}
             ).scalars()
         ]
     if len(ids) != len(payloads):
@@ -209,3 +219,20 @@ def peek(connection: Connection, queue: str, *, limit: int, after: int) -> list[
 
 def _message(row: Sequence[Any]) -> Message:
     return Message(*row)
+
+
+_NEXT = (
+    select(func.min(messages.c.vt, type_=messages.c.vt.type), moment("now"))
+    .join_from(queues, messages, messages.c.queue_id == queues.c.id)
+    .where(
+        queues.c.queue_name == bindparam("queue"),
+        ~messages.c.ready,
+        messages.c.vt > moment("now"),
+    )
+)
+
+
+def next_in(connection: Connection, queue: str, *, now: datetime | None) -> float | None:
+    """Seconds until the next delayed or leased message comes back; None if there is none."""
+    vt, asked = connection.execute(_NEXT, {"queue": queue} | at(now=(now, 0.0))).one()
+    return None if vt is None else float((vt - asked).total_seconds())

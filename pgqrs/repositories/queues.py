@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, Text, bindparam, delete, func, insert, select, update
 
 from pgqrs.errors import QueueExists, QueueNotEmpty, QueueNotFound
 from pgqrs.models import archive, messages, queues, workers
@@ -80,6 +80,33 @@ def configure(connection: Connection, name: str, **settings: Any) -> Queue:
     if settings:
         connection.execute(update(queues).where(queues.c.queue_name == name).values(settings))
     return get(connection, name)
+
+
+_EXPECT = update(queues).where(_NAMED).values(waiting_until=moment("until"))
+TELL_WHO_WAITS = (
+    update(queues)
+    .where(_NAMED, queues.c.waiting_until > moment("now"))
+    .values(waiting_until=None)
+    .returning(func.pg_notify(bindparam("channel", type_=Text()), queues.c.queue_name))
+)
+"""PostgreSQL's NOTIFY, if anybody waits, and then once for all of them: under load nobody waits, and
+so nothing is sent."""
+
+
+def expect(connection: Connection, name: str, *, seconds: float, now: datetime | None) -> None:
+    """Somebody waits for a message: who enqueues in the next seconds should say so."""
+    connection.execute(_EXPECT, {"queue": name} | at(until=(now, seconds)))
+
+
+def tell(connection: Connection, name: str, *, channel: str, now: datetime | None) -> None:
+    """There is something for who waits for this queue."""
+    bound = {"queue": name, "channel": channel} | at(now=(now, 0.0))
+    connection.execute(TELL_WHO_WAITS, bound).close()
+
+
+def tell_at_commit(connection: Connection, name: str, *, channel: str) -> None:
+    """The same from a transaction that may commit much later: who will wait then is not known yet."""
+    connection.execute(select(func.pg_notify(channel, name))).close()
 
 
 def purge(connection: Connection, name: str, *, limit: int) -> int:

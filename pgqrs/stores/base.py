@@ -29,6 +29,7 @@ from pgqrs.errors import (
     StoreUnavailable,
     UpgradeRequired,
 )
+from pgqrs.stores.wakeups import Wakeups
 from pgqrs.types import ConcurrencyModel
 
 T = TypeVar("T")
@@ -46,6 +47,8 @@ class Database(ABC):
     """Whether consumers claim side by side instead of one after the other."""
     supports_async_engine: ClassVar[bool] = False
     """Whether async access is best through an `AsyncEngine`, and not through threads."""
+    supports_notify: ClassVar[bool] = False
+    """Whether the database itself tells other processes of a new message, on its `channel`."""
     supports_server_time: ClassVar[bool] = False
     """Whether the database tells the time, so that `now` may be None."""
 
@@ -66,6 +69,7 @@ class Database(ABC):
         self._write_lock = write_lock
         self._schema_is_there = False
         self.closed = False
+        self.wakeups = Wakeups()
 
     @property
     @abstractmethod
@@ -75,6 +79,11 @@ class Database(ABC):
     @abstractmethod
     def now(self) -> datetime | None:
         """The time for a work; None if the database tells it."""
+
+    @property
+    def channel(self) -> str | None:
+        """Where the database tells who waits, if it does."""
+        return None
 
     def read(self, work: Work[T], *, needs_schema: bool = True) -> T:
         """Run a work that changes nothing."""
@@ -134,6 +143,7 @@ class Database(ABC):
     def close(self) -> None:
         """Let go of the connections, unless the engine is the application's own."""
         self.closed = True
+        self.wakeups.close()
         if self.owned:
             self.engine.dispose()
 

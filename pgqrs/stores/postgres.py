@@ -22,6 +22,8 @@ from pgqrs.clock import Clock
 from pgqrs.config import Config
 from pgqrs.errors import CommitUncertain
 from pgqrs.stores.base import Database, T, Work
+from pgqrs.stores.notify import NotifySentry
+from pgqrs.stores.wakeups import Wakeups
 from pgqrs.types import ConcurrencyModel
 
 TRANSIENT = frozenset(
@@ -47,6 +49,7 @@ class PostgresDatabase(Database):
     supports_skip_locked = True
     supports_server_time = True
     supports_async_engine = True
+    supports_notify = True
 
     def __init__(
         self,
@@ -78,6 +81,7 @@ class PostgresDatabase(Database):
             self._single = engine.execution_options(isolation_level="AUTOCOMMIT")
             self._engine = engine
         self._preparing = True
+        self.wakeups = Wakeups(NotifySentry(self._connect_listener, self.channel))
 
     @staticmethod
     def engine_options(config: Config) -> dict[str, Any]:
@@ -133,6 +137,15 @@ class PostgresDatabase(Database):
         if _sqlstate(error) in UNPREPARED:
             return self._stop_preparing()
         return is_lost(error) or _sqlstate(error) in TRANSIENT
+
+    @property
+    def channel(self) -> str:
+        return "pgqrs" if self.config.schema is None else f"pgqrs:{self.config.schema}"[:63]
+
+    def _connect_listener(self) -> psycopg.Connection:
+        """A connection apart from the pool, to the same server."""
+        _, settings = self._engine.dialect.create_connect_args(self._engine.url)
+        return psycopg.connect(**settings, autocommit=True, application_name="pgqrs-listener")
 
     def _stop_preparing(self) -> bool:
         """Behind a pooler that mixes sessions prepared statements cannot work: do without.

@@ -30,6 +30,7 @@ from pgqrs.errors import InvalidConfig, NotExclusive
 from pgqrs.models import queues
 from pgqrs.stores.base import Database, T, Work
 from pgqrs.stores.group_commit import GroupCommit
+from pgqrs.stores.wakeups import FileSentry, Wakeups
 from pgqrs.types import ConcurrencyModel
 
 BEGIN = "pgqrs_begin"
@@ -66,6 +67,9 @@ class SqliteDatabase(Database):
         self._writers = self._engine.execution_options(**{BEGIN: "BEGIN IMMEDIATE"})
         self._group_commit = GroupCommit(self._transaction)
         self._warned = False
+        path = self._engine.url.database
+        if path and path != ":memory:":
+            self.wakeups = Wakeups(FileSentry(path, f"{path}-wal"))
 
     @property
     def engine(self) -> Engine:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, Engine, create_engine, inspect, text
+from sqlalchemy import Connection, Engine, Inspector, create_engine, inspect, text
 
 from pgqrs import schema
 from pgqrs.config import parse_dsn
@@ -33,15 +33,31 @@ def describe(connection: Connection) -> list[Any]:
     if connection.dialect.name == "postgresql":
         rows = connection.execute(text(CATALOG)).all()
         return [tuple(row) for row in rows if row[1] != schema.VERSION_TABLE]
-    rows = connection.execute(
-        text("SELECT name, sql FROM sqlite_master WHERE name LIKE '%pgqrs%' ORDER BY name")
-    ).all()
-    # Constraints may be listed in any order.
+    inspector = inspect(connection)
     return [
-        (name, sorted(line.strip().rstrip(",") for line in (sql or "").splitlines()))
-        for name, sql in rows
-        if schema.VERSION_TABLE not in name
+        described
+        for table in sorted(inspector.get_table_names())
+        if table.startswith("pgqrs_") and table != schema.VERSION_TABLE
+        for described in _describe_sqlite(connection, inspector, table)
     ]
+
+
+def _describe_sqlite(connection: Connection, inspector: Inspector, table: str) -> Iterator[Any]:
+    for pragma in (f"table_xinfo({table})", f"foreign_key_list({table})", "table_list"):
+        rows = connection.exec_driver_sql(f"PRAGMA {pragma}").all()
+        yield (
+            table,
+            pragma,
+            [tuple(row) for row in rows if pragma != "table_list" or row[1] == table],
+        )
+    made = connection.execute(
+        text("SELECT name, sql FROM sqlite_master WHERE tbl_name = :table ORDER BY name"),
+        {"table": table},
+    ).all()
+    yield table, "indexes", [tuple(row) for row in made if row[0] != table]
+    yield table, "autoincrement", ["AUTOINCREMENT" in sql for name, sql in made if name == table]
+    for constraints in (inspector.get_check_constraints, inspector.get_unique_constraints):
+        yield table, sorted(map(str, constraints(table)))
 
 
 @pytest.fixture

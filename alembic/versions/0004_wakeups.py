@@ -1,0 +1,24 @@
+"""Queues tell producers whether anybody waits for a message."""
+
+import sqlalchemy as sa
+from alembic import op
+
+from pgqrs.schema import forget, is_applied, record
+from pgqrs.sqltypes import UTCDateTime
+
+revision = "pgqrs_0004"
+down_revision = "pgqrs_0003"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    if is_applied(op, revision):
+        return
+    op.add_column("pgqrs_queues", sa.Column("waiting_until", UTCDateTime, nullable=True))
+    record(op, revision)
+
+
+def downgrade() -> None:
+    forget(op, revision)
+    op.drop_column("pgqrs_queues", "waiting_until")

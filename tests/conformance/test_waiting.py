@@ -1,0 +1,3 @@
+"""The conformance suite: waiting."""
+
+from pgqrs.testing.conformance.waiting import *  # noqa: F403
