@@ -1,7 +1,7 @@
 """Consumers in processes of their own, which drain a queue at a signal.
 
-They are started once and connect before anything is measured. A drain is timed by the parent, from the moment it lets all go until
-the last one finds nothing left.
+They are started once and connect before anything is measured. A drain is timed by the parent, from
+the moment it lets all go until the last one finds nothing left.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import threading
 import time
 from multiprocessing.synchronize import Barrier
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from benchmarks.driver import Backend, Side
 from benchmarks.sides import open_driver
 from benchmarks.sites import Site
 
 _PATIENCE = 600.0
-_processes = multiprocessing.get_context("spawn")
+_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+_processes: Any = multiprocessing.get_context(_METHOD)
+_processes.set_forkserver_preload(["benchmarks.sides"])
 
 
 class Consumers:

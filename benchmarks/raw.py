@@ -1,11 +1,13 @@
 """The yardstick: what an expert would write by hand for this schema and nothing else.
 
-One connection per process, statements prepared once, one round trip or one transaction per operation, as durable as pgqrs
-(PostgreSQL with fsync; SQLite with WAL and synchronous=FULL) and as safe: claims skip what others hold, and an ack is fenced by message,
-worker and attempt. Of several ways to say the same, each statement is the one that measured fastest.
+One connection per process, statements prepared once, one round trip or one transaction per
+operation, as durable as pgqrs (PostgreSQL with fsync; SQLite with WAL and synchronous=FULL) and as
+safe: claims skip what others hold, and an ack is fenced by message, worker and attempt. Of several
+ways to say the same, each statement is the one that measured fastest.
 
-What it does not do, and pgqrs does: find the queue by name, obey pause and suspend, bring back lapsed leases, bury dead letters, check payloads,
-share a connection between threads, survive a restart of the server.
+What it does not do, and pgqrs does: find the queue by name, obey pause and suspend, bring back
+lapsed leases, bury dead letters, expire messages, wake who waits, check payloads, share connections
+between threads, survive a restart of the server.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 _NEW = "(queue_id, priority, ready, vt, read_ct, released_ct, enqueued_at, payload)"
 _KEPT = (
-    "queue_id, priority, read_ct, released_ct, enqueued_at, dequeued_at, expires_at, producer_worker_id, "
-    "consumer_worker_id, dedup_key, group_key, codec, payload_ref, headers, payload"
+    "queue_id, priority, read_ct, released_ct, enqueued_at, dequeued_at, expires_at, "
+    "producer_worker_id, consumer_worker_id, dedup_key, group_key, codec, payload_ref, headers, "
+    "payload"
 )
 _INTO_ARCHIVE = (
     f"INSERT INTO pgqrs_archive (original_message_id, {_KEPT}, archive_reason, archived_at)"
@@ -55,7 +58,7 @@ _PG_ENQUEUE_MANY = f"""
     INSERT INTO pgqrs_messages {_NEW}
     SELECT %s, 0, true, now(), 0, 0, now(), value FROM jsonb_array_elements(%s::jsonb)
     RETURNING id"""
-# The limit is part of the text: as a parameter, the server would plan the statement anew each time.
+# The limit is part of the text: with a parameter the server would plan the statement every time.
 _PG_CLAIM = f"""
     UPDATE pgqrs_messages
     SET ready = false, vt = now() + interval '{LEASE} seconds', read_ct = read_ct + 1,
@@ -97,7 +100,7 @@ class RawPostgres:
 
     def enqueue(self, payload: Any) -> int:
         ((id,),) = self._run(_PG_ENQUEUE, self._queue, _encode(payload))
-        return id
+        return int(id)
 
     def enqueue_many(self, payloads: list[Any]) -> list[int]:
         return [id for (id,) in self._run(_PG_ENQUEUE_MANY, self._queue, _encode(payloads))]

@@ -17,7 +17,7 @@ Columns = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Two things measured in turns, round by round, and what the quotient of their medians should be."""
+    """Two things measured in turns, round by round, and what their quotient should be."""
 
     backend: Backend
     name: str

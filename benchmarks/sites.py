@@ -1,6 +1,6 @@
-"""Places to measure in: databases with pgqrs' schema, and SQL that fills them quickly with rows in a given state.
+"""Places to measure in: databases with pgqrs' schema, and SQL that fills them quickly.
 
-Rows are made inside the database, by `INSERT … SELECT`, not through either side.
+Rows are made inside the database, by `INSERT … SELECT`, not through either side of a comparison.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psycopg
 
@@ -38,8 +38,8 @@ class Site(ABC):
 
     backend: Backend
     dsn: str
-    _words: dict[str, str]
-    """How this database says now, in an hour (a little later for each row), true, false."""
+    _words: ClassVar[dict[str, str]]
+    """How this database says now, in an hour (a little later for each row), true, false, n rows."""
 
     def __init__(self) -> None:
         with Store(self.dsn) as store, store.admin() as admin:
@@ -76,8 +76,12 @@ class Site(ABC):
         """Delete all messages and the archive."""
 
     @abstractmethod
+    def flush(self) -> None:
+        """Have everything written to disk now, and not in the middle of a measurement."""
+
     def settle(self) -> None:
-        """Let the database do now what it would otherwise do in the middle of a measurement."""
+        """The same, and what else a database does by itself from time to time."""
+        self.flush()
 
     @abstractmethod
     def store_without_fsync(self) -> Store:
@@ -94,7 +98,7 @@ class PostgresSite(Site):
     """A database of its own on a server."""
 
     backend = "postgres"
-    _words = {
+    _words: ClassVar = {
         "now": "now()",
         "later": "now() + interval '1 hour' + n * interval '1 millisecond'",
         "true": "true",
@@ -111,9 +115,12 @@ class PostgresSite(Site):
     def empty(self) -> None:
         self.run("TRUNCATE pgqrs_messages, pgqrs_archive")
 
+    def flush(self) -> None:
+        self.run("CHECKPOINT")
+
     def settle(self) -> None:
         self.run("VACUUM (ANALYZE) pgqrs_messages, pgqrs_archive")
-        self.run("CHECKPOINT")
+        super().settle()
 
     def store_without_fsync(self) -> Store:
         return Store(f"{self.dsn}?options=-csynchronous_commit%3Doff")
@@ -135,7 +142,7 @@ class SqliteSite(Site):
     """A file of its own."""
 
     backend = "sqlite"
-    _words = {
+    _words: ClassVar = {
         "now": _NOW,
         "later": "strftime('%Y-%m-%dT%H:%M:%f000Z', 'now', '+1 hour', (n / 1000.0) || ' seconds')",
         "true": "1",
@@ -155,7 +162,7 @@ class SqliteSite(Site):
         self.run("DELETE FROM pgqrs_messages")
         self.run("DELETE FROM pgqrs_archive")
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         self.run("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def store_without_fsync(self) -> Store:

@@ -1,7 +1,8 @@
-"""Operations per second: pgqrs against hand-written SQL, in turns, on the same tables and as durable.
+"""Operations per second: pgqrs against hand-written SQL, in turns, on the same tables.
 
-`enqueue` is one by one, `enqueue_many` a thousand at a time. `drain-100x4` is 4 processes which claim and ack a hundred at a time until a full
-queue is empty. `threads` compares one thread that enqueues with 16 on the same store.
+`enqueue` is one by one, `enqueue_many` a thousand at a time. `drain-100x4` is 4 processes which
+claim and ack a hundred at a time until a full queue is empty. `threads` compares one thread that
+enqueues with 16 on the same store.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 from pgqrs.errors import InvalidArgument, LeaseLost, QueueNotFound, WorkerStopped
 from pgqrs.payloads import error_text
 from pgqrs.presence import Presence
-from pgqrs.repositories import archive, dequeue, queues
+from pgqrs.repositories import archive, dequeue
 from pgqrs.repositories import messages as message_rows
 from pgqrs.repositories.dequeue import Claimed
 from pgqrs.repositories.expressions import Claim
@@ -161,7 +161,7 @@ class Holder:
     def _tell(self, messages: Iterable[Held]) -> None:
         """These are for others again: ring who waits for them."""
         for queue in {message.queue for message in messages if isinstance(message, Message)}:
-            tell(self._database, queue)
+            self._database.ring(queue)
 
     def _change(
         self,
@@ -189,16 +189,6 @@ class Holder:
                 "message", "an id alone does not say who holds it; pass the message"
             )
         return Claim(whole("message", message, low=1, high=2**63 - 1), worker_id, None)
-
-
-def tell(database: Database, queue: str) -> None:
-    """Wake who waits for this queue, here and elsewhere."""
-    database.wakeups.ring(queue)
-    channel, now = database.channel, database.now()
-    if channel is not None:
-        database.write(
-            lambda c: queues.tell(c, queue, channel=channel, now=now), single=True, repeatable=True
-        )
 
 
 def _id_of(message: Held) -> int:
@@ -302,21 +292,9 @@ class Consumer(Holder):
     def _look(self, n: int, lease: Duration | None) -> tuple[list[Message], float]:
         """What there is now; if nothing, how long to wait for the doorbell before looking again."""
         found = self._dequeue_now(n, lease)
-        if not found and self._expect():
+        if not found and self._database.expect(self.queue, seconds=2 * SELDOM):
             found = self._dequeue_now(n, lease)  # enqueued while nobody was known to wait
         return found, 0.0 if found else self._pause()
-
-    def _expect(self) -> bool:
-        """Tell producers elsewhere that somebody waits, where that is how they reach us."""
-        if self._database.channel is None or not self._database.wakeups.hears:
-            return False
-        now = self._database.now()
-        self._database.write(
-            lambda c: queues.expect(c, self.queue, seconds=2 * SELDOM, now=now),
-            single=True,
-            repeatable=True,
-        )
-        return True
 
     def _pause(self) -> float:
         now = self._database.now()

@@ -14,22 +14,39 @@ import json
 import math
 import re
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
 from pgqrs.errors import InvalidPayload, PayloadTooLarge
 
-_to_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_encoder = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")
+)
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 _STRING_OR_EXPONENT = re.compile(r'"(?:[^"\\]|\\.)*"|-?[0-9.]+e\+[0-9]+')
+
+
+def _make_to_text() -> Callable[[Any], str]:
+    """`JSONEncoder.encode` without what it sets up anew for each value."""
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:  # not CPython
+        return _encoder.encode
+    pieces = make(
+        None, _encoder.default, json.encoder.encode_basestring, None, ":", ",", False, False, False
+    )
+    return lambda value: "".join(pieces(value, 0))
+
+
+_to_text = _make_to_text()
 
 
 def encode(payload: Any, *, max_bytes: int, max_depth: int) -> str:
     """The JSON text of a payload, or `InvalidPayload` saying what is wrong where."""
     try:
         text = _to_text(payload) if _is_plain(payload, max_depth) else None
-        size = len(text.encode()) if text is not None else 0
+        if text is not None:
+            size = len(text) if text.isascii() else len(text.encode())
     except (TypeError, ValueError, RecursionError):
         text = None
     if text is None or "\\u0000" in text:
@@ -79,13 +96,18 @@ def _is_plain(value: Any, depth: int) -> bool:
     if depth == 0:
         return False
     if kind is dict:
-        for key in value:
+        for key, item in value.items():
             if type(key) is not str:
                 return False
-        value = value.values()
-    elif kind is not list:
+            if type(item) not in _SCALARS and not _is_plain(item, depth - 1):
+                return False
+        return True
+    if kind is not list:
         return False
-    return all(type(item) in _SCALARS or _is_plain(item, depth - 1) for item in value)
+    for item in value:  # noqa: SIM110 (twice as fast as all(…))
+        if type(item) not in _SCALARS and not _is_plain(item, depth - 1):
+            return False
+    return True
 
 
 def _explain(value: Any, path: str, max_depth: int) -> None:

@@ -130,16 +130,15 @@ class Producer:
             "priority": whole("priority", priority, low=LOWEST_PRIORITY, high=HIGHEST_PRIORITY),
             "headers": encode_headers(headers, max_bytes=MAX_HEADER_BYTES),
             "producer": self._sender(),
-            "channel": self._database.channel,
         }
         if not texts:
             return []
         now = self._database.now()
-        ids = self._database.write(
+        ids, waited_for = self._database.write(
             lambda connection: messages.enqueue(connection, self.queue, texts, now=now, **options),
             single=messages.fits_one_statement(texts),
         )
-        self._database.wakeups.ring(self.queue)
+        self._database.ring(self.queue, elsewhere=waited_for)
         return ids
 
     def _sender(self) -> int | None:

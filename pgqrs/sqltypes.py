@@ -33,6 +33,14 @@ Small = SmallInteger().with_variant(Integer(), "sqlite")
 Seconds: TypeEngine[Any] = Double().with_variant(REAL(), "sqlite")
 
 
+def _time_from_text(value: str | None) -> datetime | None:
+    return None if value is None else datetime.fromisoformat(value)
+
+
+def _time_in_utc(value: datetime | None) -> datetime | None:
+    return value if value is None or value.tzinfo is UTC else value.astimezone(UTC)
+
+
 class UTCDateTime(TypeDecorator[datetime]):
     """An aware time in UTC, both ways."""
 
@@ -48,11 +56,13 @@ class UTCDateTime(TypeDecorator[datetime]):
             return value
         return value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
-        if value is None:
-            return None
-        when = datetime.fromisoformat(value) if isinstance(value, str) else value
-        return when if when.tzinfo is UTC else when.astimezone(UTC)
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        # Chosen once for a column instead of asked for each value.
+        return _time_from_text if dialect.name == "sqlite" else _time_in_utc
+
+
+def _flag_from_number(value: int | None) -> bool | None:
+    return None if value is None else bool(value)
 
 
 class Flag(TypeDecorator[bool]):
@@ -65,12 +75,21 @@ class Flag(TypeDecorator[bool]):
         kind: TypeEngine[Any] = Integer() if dialect.name == "sqlite" else Boolean()
         return dialect.type_descriptor(kind)
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> bool | None:
-        return None if value is None else bool(value)
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        return _flag_from_number if dialect.name == "sqlite" else None
 
 
 class Undecodable(str):
     """Stored text that turned out not to be JSON, as it is."""
+
+
+def _json_from_text(value: str | None) -> Any:
+    if value is None:
+        return None
+    try:
+        return json.loads(value)
+    except ValueError:
+        return Undecodable(value)
 
 
 class Json(TypeDecorator[Any]):
@@ -88,13 +107,11 @@ class Json(TypeDecorator[Any]):
 
         return dialect.type_descriptor(JSONB())
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
-        if value is None or dialect.name != "sqlite":
-            return value  # PostgreSQL's driver has parsed it already
-        try:
-            return json.loads(value)
-        except ValueError:
-            return Undecodable(value)
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        # PostgreSQL's driver has parsed it already, or its dialect knows how to.
+        if dialect.name == "sqlite":
+            return _json_from_text
+        return self.load_dialect_impl(dialect).result_processor(dialect, coltype)
 
 
 class EnumText(TypeDecorator[StrEnum]):

@@ -16,7 +16,6 @@ from sqlalchemy.orm import Session
 from pgqrs.consumer import Holder
 from pgqrs.errors import InvalidArgument
 from pgqrs.producer import Producer
-from pgqrs.repositories import queues
 from pgqrs.stores import Database
 from pgqrs.stores.base import BorrowedConnection
 from pgqrs.types import Duration
@@ -27,7 +26,6 @@ class Transaction(Holder):
 
     def __init__(self, database: Database, connection: Connection) -> None:
         super().__init__(BorrowedConnection(database, connection))
-        self._channel = database.channel
 
     def enqueue(
         self,
@@ -42,7 +40,7 @@ class Transaction(Holder):
         headers: Mapping[str, Any] | None = None,
     ) -> int:
         """Add one message. It exists once the transaction is committed. Returns its id."""
-        id = Producer(self._database, queue).enqueue(
+        return Producer(self._database, queue).enqueue(
             payload,
             delay=delay,
             eta=eta,
@@ -51,8 +49,6 @@ class Transaction(Holder):
             priority=priority,
             headers=headers,
         )
-        self._tell_at_commit(queue)
-        return id
 
     def enqueue_many(
         self,
@@ -67,7 +63,7 @@ class Transaction(Holder):
         headers: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Add messages in order. They exist once the transaction is committed. Returns their ids."""
-        ids = Producer(self._database, queue).enqueue_many(
+        return Producer(self._database, queue).enqueue_many(
             payloads,
             delay=delay,
             eta=eta,
@@ -76,13 +72,6 @@ class Transaction(Holder):
             priority=priority,
             headers=headers,
         )
-        self._tell_at_commit(queue)
-        return ids
-
-    def _tell_at_commit(self, queue: str) -> None:
-        channel = self._channel
-        if channel is not None:
-            self._database.read(lambda c: queues.tell_at_commit(c, queue, channel=channel))
 
 
 def connection_of(owner: Connection | Session) -> Connection:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 from sqlalchemy import (
@@ -42,10 +43,11 @@ from sqlalchemy import (
     union_all,
     update,
 )
-from sqlalchemy.sql.expression import ColumnElement, FromClause
+from sqlalchemy.sql.expression import CTE, ColumnElement, FromClause
 
 from pgqrs.models import archive, messages, queues, workers
 from pgqrs.repositories.expressions import Claim, at, claims, moment, per_dialect
+from pgqrs.repositories.hot import Hot
 from pgqrs.repositories.messages import COLUMNS, FENCE, HELD
 from pgqrs.sqltypes import BigId, Undecodable
 from pgqrs.types import ArchiveReason, Message, WorkerStatus
@@ -79,6 +81,30 @@ _QUEUE = (
     .where(queues.c.queue_name == bindparam("queue"))
 )
 """The queue and the worker; `open_id` is the queue's id if this worker may claim from it now."""
+
+
+def _has_passed(when: ColumnElement[Any], *conditions: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Whether the first time of a queue has passed.
+
+    Asked by the first in the order of an index. Were it asked by EXISTS, PostgreSQL would guess
+    that some row will do, and read the table to find that none does.
+    """
+    first = (
+        select(when)
+        .where(messages.c.queue_id == queues.c.id, *conditions)
+        .order_by(when)
+        .limit(literal_column("1"))
+        .correlate(queues)
+        .scalar_subquery()
+    )
+    return func.coalesce(first <= moment("now"), false())
+
+
+_TROUBLES = (
+    _has_passed(messages.c.vt, ~messages.c.ready).label("some_due"),
+    _has_passed(messages.c.expires_at, messages.c.expires_at.is_not(None)).label("some_expired"),
+)
+"""Whether the queue holds messages that are not simply ready. Nearly always it does not."""
 
 _ORDER = (messages.c.priority.desc(), messages.c.id)
 _CLAIM: dict[str, Any] = {
@@ -146,6 +172,44 @@ def _is_one_of(ids: Select[Any]) -> ColumnElement[bool]:
     return messages.c.id == func.any(func.array(ids.scalar_subquery()))
 
 
+@cache
+def _postgres_claim_ready(at_most: int) -> Hot:
+    """Claims ready messages, if the queue has no others to think of.
+
+    `at_most`, no less than the limit, is part of the text: it tells the planner how few rows are
+    wanted. With a parameter alone the server plans every claim anew, which costs more than the claim.
+    """
+    queue = _QUEUE.add_columns(*_TROUBLES).cte("queue")
+    calm_id = select(queue.c.open_id).where(~queue.c.some_due, ~queue.c.some_expired)
+    first = (
+        select(messages.c.id)
+        .where(messages.c.queue_id == calm_id.scalar_subquery(), messages.c.ready)
+        .order_by(*_ORDER)
+        .limit(bindparam("limit"))
+        .with_for_update(skip_locked=True)
+        .subquery("first")
+    )
+    claimed = _postgres_hold(queue, select(first.c.id).limit(literal_column(str(at_most))))
+    columns = (queue.c.status, queue.c.open_id, queue.c.some_due, queue.c.some_expired, claimed)
+    return Hot(select(*columns).select_from(queue.outerjoin(claimed, true())))
+
+
+def _postgres_hold(queue: CTE, picked: Select[Any]) -> CTE:
+    """The update that makes a worker the holder of the messages picked."""
+    lease: ColumnElement[float] = func.coalesce(
+        bindparam("lease", type_=Double()), select(queue.c.lease).scalar_subquery()
+    )
+    return (
+        update(messages)
+        .where(_is_one_of(picked))
+        .values(
+            vt=moment("now") + lease * literal_column("interval '1 second'", Interval()), **_CLAIM
+        )
+        .returning(*COLUMNS)
+        .cte("claimed")
+    )
+
+
 def _postgres_claim() -> Select[Any]:
     queue = _QUEUE.cte("queue")
     open_id = select(queue.c.open_id).scalar_subquery()
@@ -178,18 +242,7 @@ def _postgres_claim() -> Select[Any]:
     )
     unpicked = select(due.c.id).where(~due.c.gone, due.c.id.not_in(select(picked.c.id)))
     returned = update(messages).where(_is_one_of(unpicked)).values(ready=true()).cte("returned")
-    lease: ColumnElement[float] = func.coalesce(
-        bindparam("lease", type_=Double()), select(queue.c.lease).scalar_subquery()
-    )
-    claimed = (
-        update(messages)
-        .where(_is_one_of(select(picked.c.id)))
-        .values(
-            vt=moment("now") + lease * literal_column("interval '1 second'", Interval()), **_CLAIM
-        )
-        .returning(*COLUMNS)
-        .cte("claimed")
-    )
+    claimed = _postgres_hold(queue, select(picked.c.id))
     leftovers = or_(
         exists().where(due.c.gone),
         exists().where(ready.c.gone),
@@ -203,10 +256,12 @@ def _postgres_claim() -> Select[Any]:
 
 
 _POSTGRES_CLAIM = _postgres_claim()
-_POSTGRES_DELETE = delete(messages).where(*FENCE).returning(messages.c.id)
-_POSTGRES_FINISH = _archive(
-    delete(messages).where(*FENCE).returning(messages).cte("finished")
-).returning(archive.c.original_message_id)
+_POSTGRES_DELETE = Hot(delete(messages).where(*FENCE).returning(messages.c.id))
+_POSTGRES_FINISH = Hot(
+    _archive(delete(messages).where(*FENCE).returning(messages).cte("finished")).returning(
+        archive.c.original_message_id
+    )
+)
 
 
 def _claim_postgres(
@@ -218,32 +273,33 @@ def _claim_postgres(
     lease: float | None,
     now: datetime | None,
 ) -> Claimed:
-    bound = {
-        "queue": queue,
-        "worker": worker,
-        "limit": limit,
-        "lease": lease,
-        "at_once": AT_ONCE,
-    } | at(now=(now, 0.0))
-    rows = connection.execute(_POSTGRES_CLAIM, bound).all()
+    bound = {"queue": queue, "worker": worker, "limit": limit, "lease": lease} | at(now=(now, 0.0))
+    rows = _postgres_claim_ready(1 << (limit - 1).bit_length()).rows(connection, bound)
     if not rows:
         return Claimed([], queue_exists=False, worker_status=None)
+    status, open_id, some_due, some_expired, first = rows[0][:5]
+    if open_id is not None and (some_due or some_expired):
+        return _claim_all_postgres(connection, queue, bound)
+    claimed = [] if first is None else _in_order([Message(queue, *row[4:]) for row in rows])
+    return Claimed(claimed, True, status)
+
+
+def _claim_all_postgres(connection: Connection, queue: str, bound: dict[str, Any]) -> Claimed:
+    """Claims also what came back, and finds what may not be handed out."""
+    rows = connection.execute(_POSTGRES_CLAIM, bound | {"at_once": AT_ONCE}).all()
     status, leftovers, first = rows[0][:3]
-    claimed = [] if first is None else _in_order(Message(queue, *row[2:]) for row in rows)
+    claimed = [] if first is None else _in_order([Message(queue, *row[2:]) for row in rows])
     return Claimed(claimed, True, status, leftovers)
 
 
 def _finish_postgres(connection: Connection, bound: dict[str, Any]) -> set[int]:
-    return set(connection.execute(_POSTGRES_FINISH, bound).scalars())
+    return {id for (id,) in _POSTGRES_FINISH.rows(connection, bound)}
 
 
 # SQLite
 
 _open_id = bindparam("open_id", type_=BigId)
-_SQLITE_QUEUE = _QUEUE.add_columns(
-    exists().where(*_due(queues.c.id)).correlate(queues).label("some_due"),
-    exists().where(*_expired_and_free(queues.c.id)).correlate(queues).label("some_expired"),
-)
+_SQLITE_QUEUE = Hot(_QUEUE.add_columns(*_TROUBLES))
 _SQLITE_DUE = (
     select(messages.c.id, _is_gone(bindparam("max_read_ct")).label("gone"))
     .where(*_due(_open_id))
@@ -252,7 +308,7 @@ _SQLITE_DUE = (
 )
 _GIVEN = messages.c.id.in_(bindparam("ids", expanding=True))
 _SQLITE_RETURN = update(messages).where(_GIVEN).values(ready=true())
-_SQLITE_CLAIM = (
+_SQLITE_CLAIM = Hot(
     update(messages)
     .where(
         messages.c.id.in_(
@@ -268,12 +324,12 @@ _SQLITE_CLAIM = (
     .returning(*COLUMNS)
 )
 _fenced = select(messages).join_from(messages, HELD, and_(*FENCE))
-_SQLITE_DELETE = (
+_SQLITE_DELETE = Hot(
     delete(messages)
     .where(messages.c.id.in_(_fenced.with_only_columns(messages.c.id).scalar_subquery()))
     .returning(messages.c.id)
 )
-_SQLITE_ARCHIVE = _archive(messages, _fenced)
+_SQLITE_ARCHIVE = Hot(_archive(messages, _fenced))
 
 
 def _claim_sqlite(
@@ -286,19 +342,19 @@ def _claim_sqlite(
     now: datetime,
 ) -> Claimed:
     bound = at(now=(now, 0.0)) | {"queue": queue, "worker": worker}
-    found = connection.execute(_SQLITE_QUEUE, bound).first()
-    if found is None:
+    found = _SQLITE_QUEUE.rows(connection, bound)
+    if not found:
         return Claimed([], queue_exists=False, worker_status=None)
-    if found.open_id is None:
-        return Claimed([], queue_exists=True, worker_status=found.status)
-    bound |= {"open_id": found.open_id, "limit": limit, "max_read_ct": found.max_read_ct}
-    leftovers = found.some_expired
-    if found.some_due:
+    queue_lease, max_read_ct, status, open_id, some_due, some_expired = found[0]
+    if open_id is None:
+        return Claimed([], queue_exists=True, worker_status=status)
+    bound |= {"open_id": open_id, "limit": limit, "max_read_ct": max_read_ct}
+    leftovers = bool(some_expired)
+    if some_due:
         leftovers |= _return_due_sqlite(connection, bound)
-    bound |= at(lease=(now, found.lease if lease is None else lease))
-    rows = connection.execute(_SQLITE_CLAIM, bound).all()
-    claimed = _in_order(Message(queue, *row) for row in rows)
-    return Claimed(_decodable(connection, claimed, now), True, found.status, bool(leftovers))
+    bound |= at(lease=(now, queue_lease if lease is None else lease))
+    claimed = _in_order([Message(queue, *row) for row in _SQLITE_CLAIM.rows(connection, bound)])
+    return Claimed(_decodable(connection, claimed, now), True, status, leftovers)
 
 
 def _return_due_sqlite(connection: Connection, bound: dict[str, Any]) -> bool:
@@ -322,17 +378,14 @@ def _decodable(connection: Connection, claimed: list[Message], now: datetime) ->
 
 
 def _finish_sqlite(connection: Connection, bound: dict[str, Any]) -> set[int]:
-    connection.execute(_SQLITE_ARCHIVE, bound)
-    return set(connection.execute(_SQLITE_DELETE, bound).scalars())
+    _SQLITE_ARCHIVE.rows(connection, bound)
+    return {id for (id,) in _SQLITE_DELETE.rows(connection, bound)}
 
 
 # Both
 
 _finish = per_dialect(postgresql=_finish_postgres, sqlite=_finish_sqlite)
-_delete = per_dialect(
-    postgresql=lambda connection, bound: connection.execute(_POSTGRES_DELETE, bound),
-    sqlite=lambda connection, bound: connection.execute(_SQLITE_DELETE, bound),
-)
+_delete = per_dialect(postgresql=_POSTGRES_DELETE.rows, sqlite=_SQLITE_DELETE.rows)
 
 claim = per_dialect(postgresql=_claim_postgres, sqlite=_claim_sqlite)
 """Claim up to `limit` messages of a queue for a worker, for `lease` seconds or the queue's own
@@ -355,7 +408,7 @@ def finish(
 
 def remove(connection: Connection, holds: Iterable[Claim]) -> set[int]:
     """Delete held messages without a trace. Returns the ids of those that were really held."""
-    return set(_delete(connection, {"held": claims(holds)}).scalars())
+    return {id for (id,) in _delete(connection, {"held": claims(holds)})}
 
 
 _BURY = (_archive(messages, select(messages).where(_GIVEN)), delete(messages).where(_GIVEN))
@@ -409,6 +462,7 @@ def bury(
             connection.execute(statement, bound)
 
 
-def _in_order(found: Iterable[Message]) -> list[Message]:
+def _in_order(found: list[Message]) -> list[Message]:
     # RETURNING promises no order.
-    return sorted(found, key=lambda message: (-message.priority, message.id))
+    found.sort(key=lambda message: (-message.priority, message.id))
+    return found

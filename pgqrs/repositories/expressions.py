@@ -85,23 +85,10 @@ class _Rows(FunctionElement[Any]):
 
 
 def rows(name: str) -> TableValuedAlias:
-    """The JSON texts bound as `name` (see `texts`), as rows with their position."""
+    """The JSON texts bound as `name` as rows with their position."""
     return _Rows(bindparam(name, type_=Text())).table_valued(
         column("value", Json()), column("position", Integer()), name=f"{name}_rows"
     )
-
-
-def _texts_postgres(_: Connection, texts: list[str]) -> str:
-    return f"[{','.join(texts)}]"
-
-
-def _texts_sqlite(_: Connection, texts: list[str]) -> str:
-    # As strings: SQLite would turn a bare number into its own, and lose digits.
-    return json.dumps(texts, ensure_ascii=False)
-
-
-texts = per_dialect(postgresql=_texts_postgres, sqlite=_texts_sqlite)
-"""The parameter for `rows`, from JSON texts."""
 
 
 @compiles(_Rows, "postgresql")

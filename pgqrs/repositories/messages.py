@@ -7,17 +7,18 @@ returned are the ids that were changed.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Select, Text, bindparam, cast, func, insert, or_, select, update
 from sqlalchemy.sql.expression import ColumnElement, FromClause
 
 from pgqrs.errors import QueueNotFound
 from pgqrs.models import messages, queues
-from pgqrs.repositories.expressions import Claim, at, claims, held, moment, rows, texts
-from pgqrs.repositories.queues import TELL_WHO_WAITS
+from pgqrs.repositories.expressions import Claim, at, claims, held, moment, per_dialect, rows
+from pgqrs.repositories.hot import Hot
 from pgqrs.sqltypes import BigId, Flag, Json
 from pgqrs.types import Message
 
@@ -48,10 +49,15 @@ FENCE: tuple[ColumnElement[bool], ...] = (
 )
 
 
-def _insert_into_queue(payload: ColumnElement[Any], source: FromClause | None = None) -> Any:
+def _insert_into_queue(
+    payload: ColumnElement[Any], source: FromClause | None = None, *, asking: bool = False
+) -> Any:
+    """`asking` also returns whether somebody waits for the queue, and keeps the order of a batch;
+    both are for PostgreSQL, since SQLite reads a list in its order anyway.
+    """
     # Locking the queue's row keeps it from being deleted until this commits.
     queue = (
-        select(queues.c.id)
+        select(queues.c.id, (queues.c.waiting_until > moment("now")).label("waited_for"))
         .where(queues.c.queue_name == bindparam("queue"))
         .with_for_update(read=True, key_share=True)
         .cte("queue")
@@ -69,18 +75,64 @@ def _insert_into_queue(payload: ColumnElement[Any], source: FromClause | None = 
         "released_ct": bindparam("zero", 0, type_=messages.c.read_ct.type),
         "producer_worker_id": bindparam("producer", type_=BigId),
     }
-    source_rows: Select[Any] = select(*values.values()).select_from(queue)
+    chosen: Select[Any] = select(*values.values()).select_from(queue)
     if source is not None:
-        source_rows = source_rows.join_from(queue, source, queue.c.id.is_not(None))
-        source_rows = source_rows.order_by(source.c.position)
-    return insert(messages).from_select(list(values), source_rows).returning(messages.c.id)
+        chosen = chosen.join_from(queue, source, queue.c.id.is_not(None))
+        chosen = chosen.order_by(source.c.position) if asking else chosen
+    inserted = insert(messages).from_select(list(values), chosen)
+    if not asking:
+        return inserted.returning(messages.c.id)
+    return inserted.returning(messages.c.id, select(queue.c.waited_for).scalar_subquery())
 
 
+_PAYLOAD = cast(bindparam("payload", type_=Text()), Json())
 _PAYLOADS = rows("payloads")
-_ENQUEUE = _insert_into_queue(cast(bindparam("payload", type_=Text()), Json()))
-_ENQUEUE_MANY = _insert_into_queue(_PAYLOADS.c.value, _PAYLOADS)
-_ENQUEUE_AND_TELL = _ENQUEUE.add_cte(TELL_WHO_WAITS.cte("told"))
-_ENQUEUE_MANY_AND_TELL = _ENQUEUE_MANY.add_cte(TELL_WHO_WAITS.cte("told"))
+_ONE = Hot(_insert_into_queue(_PAYLOAD))
+_ONE_ASKING = Hot(_insert_into_queue(_PAYLOAD, asking=True))
+_MANY = Hot(_insert_into_queue(_PAYLOADS.c.value, _PAYLOADS))
+_MANY_ASKING = Hot(_insert_into_queue(_PAYLOADS.c.value, _PAYLOADS, asking=True))
+
+
+class Enqueued(NamedTuple):
+    """The ids of new messages, and whether somebody elsewhere waits to be told of them."""
+
+    ids: list[int]
+    waited_for: bool
+
+
+def _enqueue_postgres(
+    connection: Connection, pieces: list[list[str]], bound: dict[str, Any]
+) -> Enqueued:
+    found: list[Any] = []
+    for piece in pieces:
+        if len(piece) == 1:
+            found += _ONE_ASKING.rows(connection, bound | {"payload": piece[0]})
+        else:
+            payloads = f"[{','.join(piece)}]"
+            found += _MANY_ASKING.rows(connection, bound | {"payloads": payloads})
+    return Enqueued(sorted([id for id, _ in found]), bool(found) and bool(found[0][1]))
+
+
+def _enqueue_sqlite(
+    connection: Connection, pieces: list[list[str]], bound: dict[str, Any]
+) -> Enqueued:
+    found: list[Any] = []
+    for piece in pieces:
+        if len(piece) == 1:
+            found += _ONE.rows(connection, bound | {"payload": piece[0]})
+        else:
+            found += _MANY.rows(connection, bound | {"payloads": _list_for_sqlite(piece)})
+    return Enqueued([id for (id,) in found], False)
+
+
+def _list_for_sqlite(texts: list[str]) -> str:
+    if all(text[0] in "{[" for text in texts):
+        return f"[{','.join(texts)}]"
+    # As strings: SQLite would turn a bare number into its own, and lose digits.
+    return json.dumps(texts, ensure_ascii=False)
+
+
+_enqueue = per_dialect(postgresql=_enqueue_postgres, sqlite=_enqueue_sqlite)
 
 
 def enqueue(
@@ -95,13 +147,9 @@ def enqueue(
     ttl: float | None,
     expires_at: datetime | None,
     producer: int | None,
-    channel: str | None,
     now: datetime | None,
-) -> list[int]:
-    """Add messages, given as JSON texts, in order; all of them or none. Returns their ids.
-
-    With a `channel`, PostgreSQL tells who waits in the same statement.
-    """
+) -> Enqueued:
+    """Add messages, given as JSON texts, in order; all of them or none."""
     vt = (now, delay) if eta is None else (eta, 0.0)
     expires = (now, ttl) if expires_at is None else (expires_at, 0.0)
     shared: dict[str, Any] = {
@@ -110,23 +158,11 @@ def enqueue(
         "priority": priority,
         "ready": eta is None and delay == 0,
         "producer": producer,
-        "channel": channel,
     } | at(now=(now, 0.0), vt=vt, expires=expires)
-    if len(payloads) == 1:
-        one = _ENQUEUE if channel is None else _ENQUEUE_AND_TELL
-        ids = connection.execute(one, shared | {"payload": payloads[0]}).scalars().all()
-    else:
-        many = _ENQUEUE_MANY if channel is None else _ENQUEUE_MANY_AND_TELL
-        ids = [
-            id
-            for chunk in chunks(payloads)
-            for id in connection.execute(
-                many, shared | {"payloads": texts(connection, chunk)}
-            ).scalars()
-        ]
-    if len(ids) != len(payloads):
+    enqueued: Enqueued = _enqueue(connection, chunks(payloads), shared)
+    if len(enqueued.ids) != len(payloads):
         raise QueueNotFound(queue)
-    return sorted(ids)
+    return enqueued
 
 
 def fits_one_statement(payloads: list[str]) -> bool:
@@ -147,13 +183,13 @@ def chunks(payloads: list[str]) -> list[list[str]]:
     return pieces
 
 
-_EXTEND = (
+_EXTEND = Hot(
     update(messages)
     .where(*FENCE)
     .values(vt=moment("lease"), ready=bindparam("not_ready", False, type_=Flag()))
     .returning(messages.c.id)
 )
-_GIVE_BACK = (
+_GIVE_BACK = Hot(
     update(messages)
     .where(*FENCE)
     .values(
@@ -171,7 +207,7 @@ def extend(
 ) -> set[int]:
     """Let the leases end so long from now."""
     bound = {"held": claims(holds)} | at(lease=(now, lease))
-    return set(connection.execute(_EXTEND, bound).scalars())
+    return {id for (id,) in _EXTEND.rows(connection, bound)}
 
 
 def give_back(
@@ -188,7 +224,7 @@ def give_back(
         "now_ready": delay == 0,
         "released": 0 if counted else 1,
     } | at(back=(now, delay))
-    return set(connection.execute(_GIVE_BACK, bound).scalars())
+    return {id for (id,) in _GIVE_BACK.rows(connection, bound)}
 
 
 _GET = (

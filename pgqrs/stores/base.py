@@ -48,7 +48,7 @@ class Database(ABC):
     supports_async_engine: ClassVar[bool] = False
     """Whether async access is best through an `AsyncEngine`, and not through threads."""
     supports_notify: ClassVar[bool] = False
-    """Whether the database itself tells other processes of a new message, on its `channel`."""
+    """Whether the database itself tells other processes of a new message."""
     supports_server_time: ClassVar[bool] = False
     """Whether the database tells the time, so that `now` may be None."""
 
@@ -80,10 +80,17 @@ class Database(ABC):
     def now(self) -> datetime | None:
         """The time for a work; None if the database tells it."""
 
-    @property
-    def channel(self) -> str | None:
-        """Where the database tells who waits, if it does."""
-        return None
+    def ring(self, queue: str, *, elsewhere: bool = True) -> None:
+        """Wake who waits for this queue, in this process and, if need be, elsewhere."""
+        self.wakeups.ring(queue)
+
+    def ring_at_commit(self, connection: Connection, queue: str) -> None:
+        """Wake who waits elsewhere when the transaction of this connection is committed."""
+        return
+
+    def expect(self, queue: str, *, seconds: float) -> bool:
+        """Somebody waits for this queue. Whether to look again: producers had to be told so first."""
+        return False
 
     def read(self, work: Work[T], *, needs_schema: bool = True) -> T:
         """Run a work that changes nothing."""
@@ -246,3 +253,7 @@ class BorrowedConnection(Database):
     def _write(self, work: Work[T], single: bool) -> T:
         join_transaction(self._connection)
         return self._read(work)
+
+    def ring(self, queue: str, *, elsewhere: bool = True) -> None:
+        # Only with the commit, and who will wait then is not known yet.
+        self._read(lambda connection: self._database.ring_at_commit(connection, queue))

@@ -21,6 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from pgqrs.clock import Clock
 from pgqrs.config import Config
 from pgqrs.errors import CommitUncertain
+from pgqrs.repositories import queues
 from pgqrs.stores.base import Database, T, Work
 from pgqrs.stores.notify import NotifySentry
 from pgqrs.stores.wakeups import Wakeups
@@ -81,7 +82,7 @@ class PostgresDatabase(Database):
             self._single = engine.execution_options(isolation_level="AUTOCOMMIT")
             self._engine = engine
         self._preparing = True
-        self.wakeups = Wakeups(NotifySentry(self._connect_listener, self.channel))
+        self.wakeups = Wakeups(NotifySentry(self._connect_listener, self._channel))
 
     @staticmethod
     def engine_options(config: Config) -> dict[str, Any]:
@@ -138,8 +139,32 @@ class PostgresDatabase(Database):
             return self._stop_preparing()
         return is_lost(error) or _sqlstate(error) in TRANSIENT
 
+    def ring(self, queue: str, *, elsewhere: bool = True) -> None:
+        super().ring(queue)
+        if elsewhere:
+            now = self.now()
+            self.write(
+                lambda c: queues.tell(c, queue, channel=self._channel, now=now),
+                single=True,
+                repeatable=True,
+            )
+
+    def ring_at_commit(self, connection: Connection, queue: str) -> None:
+        queues.tell_at_commit(connection, queue, channel=self._channel)
+
+    def expect(self, queue: str, *, seconds: float) -> bool:
+        if not self.wakeups.hears:
+            return False
+        now = self.now()
+        self.write(
+            lambda c: queues.expect(c, queue, seconds=seconds, now=now),
+            single=True,
+            repeatable=True,
+        )
+        return True
+
     @property
-    def channel(self) -> str:
+    def _channel(self) -> str:
         return "pgqrs" if self.config.schema is None else f"pgqrs:{self.config.schema}"[:63]
 
     def _connect_listener(self) -> psycopg.Connection:
