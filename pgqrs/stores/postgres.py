@@ -41,6 +41,10 @@ UNPREPARED = frozenset(("26000", "42P05"))
 """A prepared statement is missing, or there already: a pooler gave us somebody else's session."""
 
 
+KEPT = 4
+"""Connections kept at hand for single statements."""
+
+
 class PostgresDatabase(Database):
     """A PostgreSQL server, for any number of processes and hosts."""
 
@@ -82,6 +86,8 @@ class PostgresDatabase(Database):
             self._single = engine.execution_options(isolation_level="AUTOCOMMIT")
             self._engine = engine
         self._preparing = True
+        self._keeps = self.owned and sleep is time.sleep  # not in an event loop
+        self._kept: list[Connection] = []
         self.wakeups = Wakeups(NotifySentry(self._connect_listener, self._channel))
 
     @staticmethod
@@ -110,14 +116,14 @@ class PostgresDatabase(Database):
         return None if self.clock is None else self.clock.now()
 
     def _read(self, work: Work[T]) -> T:
-        with self._connected(self._single) as connection:
+        with self._for_single() as connection:
             return work(connection)
 
     def _write(self, work: Work[T], single: bool) -> T:
         return self._write_single(work) if single else self._write_transaction(work)
 
     def _write_single(self, work: Work[T]) -> T:
-        with self._connected(self._single) as connection:
+        with self._for_single() as connection:
             try:
                 return work(connection)
             except DBAPIError as exc:
@@ -181,18 +187,59 @@ class PostgresDatabase(Database):
         return self.owned
 
     @contextmanager
+    def _for_single(self) -> Iterator[Connection]:
+        """A connection in AUTOCOMMIT. A few are kept: going to the pool and back costs as much as
+        half a statement.
+        """
+        connection = self._take()
+        try:
+            yield connection
+        except BaseException:
+            connection.close()  # whatever state it is in, the pool resets it
+            raise
+        if connection.in_transaction():  # in the eyes of SQLAlchemy; this asks the server nothing
+            connection.commit()
+        if self._keeps and len(self._kept) < KEPT and not self.closed:
+            self._kept.append(connection)
+        else:
+            connection.close()
+
+    def _take(self) -> Connection:
+        try:
+            connection = self._kept.pop()
+        except IndexError:
+            return self._connect(self._single)
+        if connection.invalidated or _ended_while_idle(connection.connection.driver_connection):
+            connection.invalidate()
+            connection.close()
+            return self._connect(self._single)
+        self._stop_preparing_on(connection)
+        return connection
+
+    @contextmanager
     def _connected(self, engine: Engine) -> Iterator[Connection]:
+        with self._connect(engine) as connection:
+            yield connection
+
+    def _connect(self, engine: Engine) -> Connection:
         """A connection that was alive a moment ago."""
         while True:
-            with engine.connect() as connection:
-                driver = connection.connection.driver_connection
-                if _ended_while_idle(driver):
-                    connection.invalidate()
-                    continue
-                if self.owned and not self._preparing:
-                    driver.prepare_threshold = None  # type: ignore[union-attr]
-                yield connection
-                return
+            connection = engine.connect()
+            if not _ended_while_idle(connection.connection.driver_connection):
+                self._stop_preparing_on(connection)
+                return connection
+            connection.invalidate()
+            connection.close()
+
+    def _stop_preparing_on(self, connection: Connection) -> None:
+        if self.owned and not self._preparing:
+            driver: Any = connection.connection.driver_connection
+            driver.prepare_threshold = None
+
+    def close(self) -> None:
+        while self._kept:
+            self._kept.pop().close()
+        super().close()
 
 
 def _ended_while_idle(driver: Any) -> bool:

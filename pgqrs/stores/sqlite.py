@@ -11,6 +11,7 @@ own engine nothing is set; what weakens a promise is warned about, once.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 import warnings
@@ -28,6 +29,7 @@ from pgqrs.config import Config, default_url
 from pgqrs.drivers import in_sqlite_transaction
 from pgqrs.errors import InvalidConfig, NotExclusive
 from pgqrs.models import queues
+from pgqrs.repositories.hot import run
 from pgqrs.stores.base import Database, T, Work
 from pgqrs.stores.group_commit import GroupCommit
 from pgqrs.stores.wakeups import FileSentry, Wakeups
@@ -63,8 +65,13 @@ class SqliteDatabase(Database):
             raise InvalidConfig("SQLite has no schemas; use another file instead")
         if sqlite3.sqlite_version_info < OLDEST:
             raise InvalidConfig(f"SQLite {sqlite3.sqlite_version} is too old; 3.38 is needed")
-        self._engine = engine if engine is not None else _create_engine(config)
-        self._writers = self._engine.execution_options(**{BEGIN: "BEGIN IMMEDIATE"})
+        if engine is None:
+            self._quiet = _create_engine(config)
+            self._engine = _with_begin(self._quiet)
+        else:
+            self._engine = self._quiet = engine
+        self._writer: Connection | None = None
+        self._writer_pid = 0
         self._group_commit = GroupCommit(self._transaction)
         self._warned = False
         path = self._engine.url.database
@@ -88,11 +95,55 @@ class SqliteDatabase(Database):
         with self._write_lock, self._transaction() as connection:
             return work(connection)
 
+    def _transaction(self) -> AbstractContextManager[Connection]:
+        return self._own_transaction() if self.owned else self._borrowed_transaction()
+
     @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
-        with self._writers.begin() as connection:
-            if not self.owned:
-                self._begin_on_borrowed(connection)
+    def _own_transaction(self) -> Iterator[Connection]:
+        """On the connection kept for writing: there is one writer at a time."""
+        connection = self._writing_connection()
+        driver: Any = connection.connection
+        try:
+            run(connection, "BEGIN IMMEDIATE", {})
+            yield connection
+            if connection.in_transaction():  # SQLAlchemy noticed, so it must notice the end too
+                connection.commit()
+            else:
+                driver.commit()
+        except BaseException:
+            if connection.in_transaction():
+                connection.rollback()
+            driver.rollback()
+            raise
+        finally:
+            if self._in_memory:  # the only connection there is: others may want to read
+                connection.close()
+
+    def _writing_connection(self) -> Connection:
+        if self._in_memory:
+            return self._quiet.connect()
+        if self._writer is None or self._writer.invalidated or self._writer_pid != os.getpid():
+            self._writer = self._quiet.connect()
+            self._writer_pid = os.getpid()
+        return self._writer
+
+    @property
+    def _in_memory(self) -> bool:
+        return self._engine.url.database in (None, "", ":memory:")
+
+    def close(self) -> None:
+        self._close_writer()
+        super().close()
+
+    def _close_writer(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    @contextmanager
+    def _borrowed_transaction(self) -> Iterator[Connection]:
+        with self._engine.begin() as connection:
+            self._begin_on_borrowed(connection)
             yield connection
 
     def _begin_on_borrowed(self, connection: Connection) -> None:
@@ -114,11 +165,12 @@ class SqliteDatabase(Database):
     def verify_exclusive_access(self) -> None:
         """Raise `NotExclusive` if anyone else has the file open. Call it while this store is idle."""
         path = self._engine.url.database
-        if path is None or path in ("", ":memory:"):
+        if path is None or self._in_memory:
             return
         if not self.owned:
             raise InvalidConfig("open the store by URL for this: an engine of yours stays open")
-        self._engine.dispose()  # our own idle connections would be in the way
+        self._close_writer()  # our own idle connections would be in the way
+        self._quiet.pool.dispose()
         probe = sqlite3.connect(path, timeout=0, isolation_level=None)
         try:
             probe.execute("PRAGMA locking_mode=EXCLUSIVE")
@@ -151,6 +203,16 @@ def _create_engine(config: Config) -> Engine:
     def set_pragmas(connection: sqlite3.Connection, _record: Any) -> None:
         connection.isolation_level = None  # we say BEGIN ourselves
         _set_pragmas(connection, config, in_memory=in_memory)
+
+    return engine
+
+
+def _with_begin(quiet: Engine) -> Engine:
+    """The engine that applications get: the same pool, and transactions as SQLAlchemy means them.
+
+    Works run on the other one, since listening to an engine makes all of it slower.
+    """
+    engine = create_engine(quiet.url, pool=quiet.pool)
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:

@@ -105,33 +105,30 @@ def test_readers_are_not_held_up_by_a_writer(store: pgqrs.Store) -> None:
     assert store.admin().peek("tasks") == []
 
 
+def leave_room_for(store: pgqrs.Store, pages: int) -> None:
+    """Let the disk be full after so many pages more, for the connection that writes."""
+
+    def limit(connection: Connection) -> None:
+        used = pragma(connection, "page_count")
+        connection.exec_driver_sql(f"PRAGMA max_page_count={used + pages}").close()
+
+    store.write(limit)
+
+
 def test_a_full_disk_refuses_what_does_not_fit_and_keeps_the_rest(store: pgqrs.Store) -> None:
     producer = store.producer("tasks")
     kept = producer.enqueue_many(range(10))
-
-    with store.engine.connect() as connection:
-        pages = pragma(connection, "page_count")
-    store.engine.dispose()
-    listener = lambda raw, _: raw.execute(f"PRAGMA max_page_count={pages + 2}").close()  # noqa: E731
-    event.listen(store.engine, "connect", listener)
+    leave_room_for(store, 2)
     with pytest.raises(OperationalError, match="full"):
         producer.enqueue_many(["x" * 10_000] * 10)
     assert [message.id for message in store.admin().peek("tasks", 100)] == kept
-    event.remove(store.engine, "connect", listener)
-    store.engine.dispose()
+    leave_room_for(store, 1000)
     producer.enqueue_many(["x" * 10_000] * 10)
     assert store.admin().queue_stats("tasks").ready == 20
 
 
 def test_works_that_fill_the_disk_do_not_fail_the_works_beside_them(store: pgqrs.Store) -> None:
-    with store.engine.connect() as connection:
-        pages = pragma(connection, "page_count")
-    store.engine.dispose()
-    event.listen(
-        store.engine,
-        "connect",
-        lambda raw, _: raw.execute(f"PRAGMA max_page_count={pages + 20}").close(),
-    )
+    leave_room_for(store, 20)
     producer = store.producer("tasks")
 
     def enqueue(n: int) -> int | None:
