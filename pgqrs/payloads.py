@@ -16,7 +16,7 @@ import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from pgqrs.errors import InvalidPayload, PayloadTooLarge
 
@@ -25,6 +25,14 @@ _encoder = json.JSONEncoder(
 )
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 _STRING_OR_EXPONENT = re.compile(r'"(?:[^"\\]|\\.)*"|-?[0-9.]+e\+[0-9]+')
+
+
+class Batch(NamedTuple):
+    """Payloads as JSON: as one array, or else each by itself."""
+
+    size: int
+    whole: str | None
+    texts: Sequence[str]
 
 
 def _make_to_text() -> Callable[[Any], str]:
@@ -58,15 +66,32 @@ def encode(payload: Any, *, max_bytes: int, max_depth: int) -> str:
     return _STRING_OR_EXPONENT.sub(_in_full, text) if "e+" in text else text
 
 
-def encode_many(payloads: Sequence[Any], *, max_bytes: int, max_depth: int) -> list[str]:
-    """The JSON texts of a batch; an error names the index of the payload it is about."""
+def encode_many(payloads: Sequence[Any], *, max_bytes: int, max_depth: int) -> Batch:
+    """The JSON of a batch; an error names the index of the payload it is about."""
+    whole = _encode_whole(payloads, max_bytes=max_bytes, max_depth=max_depth)
+    if whole is not None:
+        return Batch(len(payloads), whole, ())
     texts: list[str] = []
     for payload in payloads:
         try:
             texts.append(encode(payload, max_bytes=max_bytes, max_depth=max_depth))
         except InvalidPayload as exc:
             raise exc.at(len(texts)) from None
-    return texts
+    return Batch(len(texts), None, texts)
+
+
+def _encode_whole(payloads: Sequence[Any], *, max_bytes: int, max_depth: int) -> str | None:
+    """A batch in one go, if it is small and plain: objects and arrays without anything special."""
+    for payload in payloads:
+        if type(payload) not in (dict, list) or not _is_plain(payload, max_depth):
+            return None
+    try:
+        text = _to_text(payloads)
+    except (ValueError, RecursionError):
+        return None
+    # All of it no larger than one may be: then each is small enough, whatever its characters.
+    simple = len(text) <= max_bytes and text.isascii() and "\\u0000" not in text
+    return text if simple and "e+" not in text else None
 
 
 def encode_headers(headers: Mapping[str, Any] | None, *, max_bytes: int) -> str | None:

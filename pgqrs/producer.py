@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from pgqrs.errors import InvalidArgument
-from pgqrs.payloads import encode, encode_headers, encode_many
+from pgqrs.payloads import Batch, encode, encode_headers, encode_many
 from pgqrs.presence import Presence
 from pgqrs.repositories import messages
 from pgqrs.stores import Database
@@ -72,7 +72,7 @@ class Producer:
             payload, max_bytes=limits.max_payload_bytes, max_depth=limits.max_payload_depth
         )
         return self._enqueue(
-            [text],
+            Batch(1, None, [text]),
             delay=delay,
             eta=eta,
             ttl=ttl,
@@ -94,11 +94,11 @@ class Producer:
     ) -> list[int]:
         """Add messages in order, all of them or none. Returns their ids."""
         limits = self._database.config
-        texts = encode_many(
+        batch = encode_many(
             list(payloads), max_bytes=limits.max_payload_bytes, max_depth=limits.max_payload_depth
         )
         return self._enqueue(
-            texts,
+            batch,
             delay=delay,
             eta=eta,
             ttl=ttl,
@@ -109,7 +109,7 @@ class Producer:
 
     def _enqueue(
         self,
-        texts: list[str],
+        batch: Batch,
         *,
         delay: Duration | None,
         eta: datetime | None,
@@ -131,12 +131,12 @@ class Producer:
             "headers": encode_headers(headers, max_bytes=MAX_HEADER_BYTES),
             "producer": self._sender(),
         }
-        if not texts:
+        if not batch.size:
             return []
         now = self._database.now()
         ids, waited_for = self._database.write(
-            lambda connection: messages.enqueue(connection, self.queue, texts, now=now, **options),
-            single=messages.fits_one_statement(texts),
+            lambda connection: messages.enqueue(connection, self.queue, batch, now=now, **options),
+            single=messages.fits_one_statement(batch),
         )
         self._database.ring(self.queue, elsewhere=waited_for)
         return ids

@@ -8,6 +8,7 @@ time order), JSON is text.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -83,9 +84,19 @@ class Undecodable(str):
     """Stored text that turned out not to be JSON, as it is."""
 
 
+_scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+"""`json.loads` without looking for spaces around: half the time for a small payload."""
+
+
 def _json_from_text(value: str | None) -> Any:
     if value is None:
         return None
+    try:
+        decoded, end = _scan(value, 0)
+        if end == len(value):
+            return decoded
+    except (StopIteration, ValueError):
+        pass
     try:
         return json.loads(value)
     except ValueError:

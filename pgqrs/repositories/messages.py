@@ -8,7 +8,7 @@ returned are the ids that were changed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from sqlalchemy.sql.expression import ColumnElement, FromClause
 
 from pgqrs.errors import QueueNotFound
 from pgqrs.models import messages, queues
+from pgqrs.payloads import Batch
 from pgqrs.repositories.expressions import Claim, at, claims, held, moment, per_dialect, rows
 from pgqrs.repositories.hot import Hot
 from pgqrs.sqltypes import BigId, Flag, Json
@@ -50,7 +51,11 @@ FENCE: tuple[ColumnElement[bool], ...] = (
 
 
 def _insert_into_queue(
-    payload: ColumnElement[Any], source: FromClause | None = None, *, asking: bool = False
+    payload: ColumnElement[Any],
+    source: FromClause | None = None,
+    *,
+    asking: bool = False,
+    returning: bool = True,
 ) -> Any:
     """`asking` also returns whether somebody waits for the queue, and keeps the order of a batch;
     both are for PostgreSQL, since SQLite reads a list in its order anyway.
@@ -80,6 +85,8 @@ def _insert_into_queue(
         chosen = chosen.join_from(queue, source, queue.c.id.is_not(None))
         chosen = chosen.order_by(source.c.position) if asking else chosen
     inserted = insert(messages).from_select(list(values), chosen)
+    if not returning:
+        return inserted
     if not asking:
         return inserted.returning(messages.c.id)
     return inserted.returning(messages.c.id, select(queue.c.waited_for).scalar_subquery())
@@ -89,7 +96,8 @@ _PAYLOAD = cast(bindparam("payload", type_=Text()), Json())
 _PAYLOADS = rows("payloads")
 _ONE = Hot(_insert_into_queue(_PAYLOAD))
 _ONE_ASKING = Hot(_insert_into_queue(_PAYLOAD, asking=True))
-_MANY = Hot(_insert_into_queue(_PAYLOADS.c.value, _PAYLOADS))
+_MANY = Hot(_insert_into_queue(_PAYLOADS.c.value, _PAYLOADS, returning=False))
+_LAST = Hot(select(func.last_insert_rowid(), func.changes()))
 _MANY_ASKING = Hot(_insert_into_queue(_PAYLOADS.c.value, _PAYLOADS, asking=True))
 
 
@@ -100,36 +108,35 @@ class Enqueued(NamedTuple):
     waited_for: bool
 
 
-def _enqueue_postgres(
-    connection: Connection, pieces: list[list[str]], bound: dict[str, Any]
-) -> Enqueued:
+def _enqueue_postgres(connection: Connection, batch: Batch, bound: dict[str, Any]) -> Enqueued:
     found: list[Any] = []
-    for piece in pieces:
-        if len(piece) == 1:
-            found += _ONE_ASKING.rows(connection, bound | {"payload": piece[0]})
-        else:
-            payloads = f"[{','.join(piece)}]"
+    if batch.size == 1 and batch.texts:
+        found = _ONE_ASKING.rows(connection, bound | {"payload": batch.texts[0]})
+    else:
+        for payloads in _arrays(batch):
             found += _MANY_ASKING.rows(connection, bound | {"payloads": payloads})
-    return Enqueued(sorted([id for id, _ in found]), bool(found) and bool(found[0][1]))
+    return Enqueued(sorted([row[0] for row in found]), bool(found) and bool(found[0][1]))
 
 
-def _enqueue_sqlite(
-    connection: Connection, pieces: list[list[str]], bound: dict[str, Any]
-) -> Enqueued:
-    found: list[Any] = []
-    for piece in pieces:
-        if len(piece) == 1:
-            found += _ONE.rows(connection, bound | {"payload": piece[0]})
-        else:
-            found += _MANY.rows(connection, bound | {"payloads": _list_for_sqlite(piece)})
-    return Enqueued([id for (id,) in found], False)
+def _arrays(batch: Batch) -> Iterator[str]:
+    """A batch as JSON arrays, each small enough for one statement."""
+    if batch.whole is not None:
+        yield batch.whole
+        return
+    for piece in _pieces(batch.texts):
+        yield f"[{','.join(piece)}]"
 
 
-def _list_for_sqlite(texts: list[str]) -> str:
-    if all(text[0] in "{[" for text in texts):
-        return f"[{','.join(texts)}]"
-    # As strings: SQLite would turn a bare number into its own, and lose digits.
-    return json.dumps(texts, ensure_ascii=False)
+def _enqueue_sqlite(connection: Connection, batch: Batch, bound: dict[str, Any]) -> Enqueued:
+    if batch.size == 1 and batch.texts:
+        found = _ONE.rows(connection, bound | {"payload": batch.texts[0]})
+        return Enqueued([row[0] for row in found], False)
+    # Else as strings: SQLite would turn a bare number into its own, and lose digits.
+    payloads = batch.whole or json.dumps(batch.texts, ensure_ascii=False)
+    _MANY.rows(connection, bound | {"payloads": payloads})
+    ((last, count),) = _LAST.rows(connection, {})
+    # One statement of the only writer: the ids follow each other.
+    return Enqueued(list(range(last - count + 1, last + 1)) if count else [], False)
 
 
 _enqueue = per_dialect(postgresql=_enqueue_postgres, sqlite=_enqueue_sqlite)
@@ -138,7 +145,7 @@ _enqueue = per_dialect(postgresql=_enqueue_postgres, sqlite=_enqueue_sqlite)
 def enqueue(
     connection: Connection,
     queue: str,
-    payloads: list[str],
+    batch: Batch,
     *,
     headers: str | None,
     priority: int,
@@ -149,7 +156,7 @@ def enqueue(
     producer: int | None,
     now: datetime | None,
 ) -> Enqueued:
-    """Add messages, given as JSON texts, in order; all of them or none."""
+    """Add messages in order; all of them or none."""
     vt = (now, delay) if eta is None else (eta, 0.0)
     expires = (now, ttl) if expires_at is None else (expires_at, 0.0)
     shared: dict[str, Any] = {
@@ -159,22 +166,21 @@ def enqueue(
         "ready": eta is None and delay == 0,
         "producer": producer,
     } | at(now=(now, 0.0), vt=vt, expires=expires)
-    enqueued: Enqueued = _enqueue(connection, chunks(payloads), shared)
-    if len(enqueued.ids) != len(payloads):
+    enqueued: Enqueued = _enqueue(connection, batch, shared)
+    if len(enqueued.ids) != batch.size:
         raise QueueNotFound(queue)
     return enqueued
 
 
-def fits_one_statement(payloads: list[str]) -> bool:
+def fits_one_statement(batch: Batch) -> bool:
     """Whether a batch needs no transaction around it."""
-    return len(payloads) == 1 or sum(map(len, payloads)) <= CHUNK_BYTES
+    return batch.whole is not None or batch.size == 1 or sum(map(len, batch.texts)) <= CHUNK_BYTES
 
 
-def chunks(payloads: list[str]) -> list[list[str]]:
-    """A batch in pieces that one statement can carry. Nearly always there is one."""
+def _pieces(texts: Sequence[str]) -> list[list[str]]:
     pieces: list[list[str]] = [[]]
     room = CHUNK_BYTES
-    for text in payloads:
+    for text in texts:
         if len(text) > room and pieces[-1]:
             pieces.append([])
             room = CHUNK_BYTES
