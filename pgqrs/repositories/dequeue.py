@@ -47,9 +47,9 @@ from sqlalchemy import (
 from sqlalchemy.sql.expression import CTE, ColumnElement, FromClause
 
 from pgqrs.models import archive, messages, queues, workers
-from pgqrs.repositories.expressions import Claim, at, claims, moment, per_dialect, rows
+from pgqrs.repositories.expressions import Claim, at, claims, held, moment, per_dialect, rows
 from pgqrs.repositories.hot import Hot
-from pgqrs.repositories.messages import COLUMNS, FENCE, HELD
+from pgqrs.repositories.messages import COLUMNS, FENCE, FENCE_ONE, HELD, held_one
 from pgqrs.sqltypes import BigId, Undecodable
 from pgqrs.types import ArchiveReason, Message, WorkerStatus
 
@@ -259,12 +259,19 @@ def _postgres_claim() -> Select[Any]:
 
 
 _POSTGRES_CLAIM = _postgres_claim()
-_POSTGRES_DELETE = Hot(delete(messages).where(*FENCE).returning(messages.c.id))
-_POSTGRES_FINISH = Hot(
-    _archive(delete(messages).where(*FENCE).returning(messages).cte("finished")).returning(
-        archive.c.original_message_id
-    )
-)
+_HELD_IDS = held("held_ids")
+_FENCE_BY_INDEX = (*FENCE, _is_one_of(select(_HELD_IDS.c.id)))
+"""With the ids as an array too, so that they are looked up however few rows the table has."""
+_POSTGRES_DELETE = Hot(delete(messages).where(*_FENCE_BY_INDEX).returning(messages.c.id))
+
+
+def _postgres_finish(*fence: ColumnElement[bool]) -> Hot:
+    finished = delete(messages).where(*fence).returning(messages).cte("finished")
+    return Hot(_archive(finished).returning(archive.c.original_message_id))
+
+
+_POSTGRES_FINISH = _postgres_finish(*_FENCE_BY_INDEX)
+_POSTGRES_FINISH_ONE = _postgres_finish(*FENCE_ONE)
 
 
 def _claim_postgres(
@@ -295,8 +302,14 @@ def _claim_all_postgres(connection: Connection, queue: str, bound: dict[str, Any
     return Claimed(claimed, True, status, leftovers)
 
 
-def _finish_postgres(connection: Connection, bound: dict[str, Any]) -> set[int]:
-    return {id for (id,) in _POSTGRES_FINISH.rows(connection, bound)}
+def _finish_postgres(
+    connection: Connection, holds: Sequence[Claim], bound: dict[str, Any]
+) -> set[int]:
+    if len(holds) == 1:
+        done = _POSTGRES_FINISH_ONE.rows(connection, bound | held_one(holds[0]))
+    else:
+        done = _POSTGRES_FINISH.rows(connection, bound | {"held": claims(holds)})
+    return {row[0] for row in done}
 
 
 # SQLite
@@ -363,8 +376,9 @@ def _claim_sqlite(
         leftovers |= _return_due_sqlite(connection, bound)
     now = now.astimezone(UTC)
     vt = now + timedelta(seconds=queue_lease if lease is None else lease)
+    # Quicker than RETURNING: most of what a claim changes is known here.
+    first = _SQLITE_FIRST.rows(connection, bound)
     claimed = [
-        # Quicker than RETURNING: most of what a claim changes is known here.
         Message(
             queue,
             id,
@@ -380,9 +394,7 @@ def _claim_sqlite(
             producer,
             worker,
         )
-        for id, payload, headers, priority, since, until, read_ct, released_ct, producer in _SQLITE_FIRST.rows(
-            connection, bound
-        )
+        for id, payload, headers, priority, since, until, read_ct, released_ct, producer in first
         if until is None or until > now
     ]
     if claimed:
@@ -411,9 +423,22 @@ def _decodable(connection: Connection, claimed: list[Message], now: datetime) ->
     return [message for message in claimed if message.id not in broken]
 
 
-def _finish_sqlite(connection: Connection, bound: dict[str, Any]) -> set[int]:
-    _SQLITE_ARCHIVE.rows(connection, bound)
-    return {id for (id,) in _SQLITE_DELETE.rows(connection, bound)}
+_fenced_one = select(messages).where(*FENCE_ONE)
+_SQLITE_ARCHIVE_ONE = Hot(_archive(messages, _fenced_one))
+_SQLITE_DELETE_ONE = Hot(delete(messages).where(*FENCE_ONE).returning(messages.c.id))
+
+
+def _finish_sqlite(
+    connection: Connection, holds: Sequence[Claim], bound: dict[str, Any]
+) -> set[int]:
+    if len(holds) == 1:
+        bound = bound | held_one(holds[0])
+        keep, remove = _SQLITE_ARCHIVE_ONE, _SQLITE_DELETE_ONE
+    else:
+        bound = bound | {"held": claims(holds)}
+        keep, remove = _SQLITE_ARCHIVE, _SQLITE_DELETE
+    keep.rows(connection, bound)
+    return {row[0] for row in remove.rows(connection, bound)}
 
 
 # Both
@@ -429,15 +454,15 @@ lease.
 
 def finish(
     connection: Connection,
-    holds: Iterable[Claim],
+    holds: Sequence[Claim],
     *,
     reason: ArchiveReason,
     error: str | None,
     now: datetime | None,
 ) -> set[int]:
     """Move held messages to the archive. Returns the ids of those that were really held."""
-    bound = {"held": claims(holds), "reason": reason, "error": error} | at(now=(now, 0.0))
-    return _finish(connection, bound)
+    bound = {"reason": reason, "error": error} | at(now=(now, 0.0))
+    return _finish(connection, holds, bound)
 
 
 def remove(connection: Connection, holds: Iterable[Claim]) -> set[int]:

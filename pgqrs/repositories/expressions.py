@@ -125,9 +125,9 @@ class _Held(FunctionElement[Any]):
 
 
 def held(name: str = "held") -> TableValuedAlias:
-    """The claims bound as `name` (see `claims`), as rows."""
-    return _Held(bindparam(name, type_=Text())).table_valued(
-        column("id", BigId), column("worker_id", BigId), column("read_ct", Integer()), name="held"
+    """The claims bound as `held` (see `claims`), as rows called `name`."""
+    return _Held(bindparam("held", type_=Text())).table_valued(
+        column("id", BigId), column("worker_id", BigId), column("read_ct", Integer()), name=name
     )
 
 
