@@ -234,12 +234,17 @@ def forget(op: Operations, revision: str) -> None:
     op.execute(delete(schema_history).where(schema_history.c.revision == revision))
 
 
+def schema_of(op: Operations) -> str | None:
+    """Where our tables are, for operations of Alembic's own that would not look: ALTER TABLE."""
+    return None if op.get_context().as_sql else _translated_schema(op.get_bind())
+
+
 def tune_for_postgres(op: Operations, table: str, **parameters: float) -> None:
     """Set storage parameters; other databases have none."""
     context = op.get_context()
     if context.dialect.name != "postgresql":
         return
-    schema = None if context.as_sql else _translated_schema(op.get_bind())
+    schema = schema_of(op)
     if schema is not None:
         table = f"{context.dialect.identifier_preparer.quote(schema)}.{table}"
     settings = ", ".join(f"{key} = {value}" for key, value in parameters.items())

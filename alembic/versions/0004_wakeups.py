@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from pgqrs.schema import forget, is_applied, record
+from pgqrs.schema import forget, is_applied, record, schema_of
 from pgqrs.sqltypes import UTCDateTime
 
 revision = "pgqrs_0004"
@@ -15,10 +15,14 @@ depends_on = None
 def upgrade() -> None:
     if is_applied(op, revision):
         return
-    op.add_column("pgqrs_queues", sa.Column("waiting_until", UTCDateTime, nullable=True))
+    op.add_column(
+        "pgqrs_queues",
+        sa.Column("waiting_until", UTCDateTime, nullable=True),
+        schema=schema_of(op),
+    )
     record(op, revision)
 
 
 def downgrade() -> None:
     forget(op, revision)
-    op.drop_column("pgqrs_queues", "waiting_until")
+    op.drop_column("pgqrs_queues", "waiting_until", schema=schema_of(op))
