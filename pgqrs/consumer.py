@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from pgqrs.errors import InvalidArgument, LeaseLost, QueueNotFound, WorkerStopped
+from pgqrs.errors import InvalidArgument, LeaseLost, PgqrsError, QueueNotFound, WorkerStopped
 from pgqrs.payloads import error_text
 from pgqrs.presence import Presence
 from pgqrs.repositories import archive, dequeue
@@ -254,9 +254,11 @@ class Consumer(Holder):
                 rung.clear()
                 found, pause = self._look(n, lease)
                 remaining = deadline - time.monotonic()
-                if found or remaining <= 0 or self._life != life:
+                if found or remaining <= 0:
                     return found
                 rung.wait(min(pause, remaining))
+                if self._life != life:  # closed meanwhile: looking again would register anew
+                    return []
 
     def __iter__(self) -> Iterator[Message]:
         """Messages one by one as they come, until the consumer is closed."""
@@ -282,11 +284,15 @@ class Consumer(Holder):
         duration = self._lease if lease is None else seconds("lease", lease)
         self._presence.keep_alive()
         found: list[Message] = []
-        for _ in range(SWEEPS):
-            claimed = self._claim_as_worker(n - len(found), duration)
-            found += claimed.messages
-            if not claimed.leftovers or not self._sweep() or len(found) == n:
-                break
+        try:
+            for _ in range(SWEEPS):
+                claimed = self._claim_as_worker(n - len(found), duration)
+                found += claimed.messages
+                if not claimed.leftovers or not self._sweep() or len(found) == n:
+                    break
+        except PgqrsError:
+            if not found:  # what is claimed must reach its holder; the error will come again
+                raise
         return found
 
     def _look(self, n: int, lease: Duration | None) -> tuple[list[Message], float]:
@@ -316,7 +322,9 @@ class Consumer(Holder):
 
     def _sweep(self) -> int:
         now = self._database.now()
-        return self._database.write(lambda c: dequeue.sweep(c, self.queue, now=now))
+        return self._database.write(
+            lambda c: dequeue.sweep(c, self.queue, now=now), repeatable=True
+        )
 
     def _claim(self, n: int, lease: float | None) -> Claimed:
         worker, now = self._presence.open(), self._database.now()

@@ -136,10 +136,12 @@ class AsyncConsumer(AsyncHolder, Facade):
                     lambda looked: self._sync.release_many(looked[0]),
                 )
                 remaining = deadline - loop.time()
-                if found or remaining <= 0 or self._sync._life != life:
+                if found or remaining <= 0:
                     return found
                 with suppress(TimeoutError):
                     await asyncio.wait_for(rung.wait(), min(pause, remaining))
+                if self._sync._life != life:
+                    return []
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Messages one by one as they come, until the consumer is closed."""

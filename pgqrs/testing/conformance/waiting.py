@@ -87,7 +87,6 @@ def test_a_delayed_message_wakes_who_waits_when_it_is_due(real_time: Any) -> Non
     with real_time.consumer(QUEUE) as consumer, waiting(consumer) as result:
         real_time.producer(QUEUE).enqueue("soon", delay=0.2)
         (message,) = result()
-        assert message.dequeued_at >= message.vt - (message.vt - message.dequeued_at)
         assert (message.dequeued_at - message.enqueued_at).total_seconds() >= 0.2
 
 
@@ -122,6 +121,7 @@ def test_closing_ends_the_wait(real_time: Any) -> None:
     with waiting(consumer) as result:
         consumer.close()
         assert result() == []
+    assert real_time.admin().list_workers() == []
 
 
 def test_only_one_of_many_gets_it(real_time: Any) -> None:
