@@ -44,12 +44,25 @@ def start_waiting(store: pgqrs.Store) -> tuple[threading.Thread, list[pgqrs.Mess
     consumer = store.consumer("tasks").open()
     thread = threading.Thread(target=lambda: found.extend(consumer.dequeue(wait=LONG)))
     thread.start()
+    until_expected(store, thread)
+    return thread, found
+
+
+def until_expected(store: pgqrs.Store, thread: threading.Thread) -> None:
+    """Until producers elsewhere know that somebody waits; or the waiting is over already."""
     deadline = time.monotonic() + 30
-    while not store._database.wakeups.hears:
+    while thread.is_alive() and not is_expected(store):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    time.sleep(0.3)
-    return thread, found
+
+
+def is_expected(store: Any) -> bool:
+    doorbells = store._database.wakeups._doorbells
+    if not store.supports_notify:
+        return bool(doorbells)
+    with psycopg.connect(store.config.dsn) as connection:
+        found = connection.execute("SELECT waiting_until FROM pgqrs_queues").fetchone()
+    return bool(doorbells) and found is not None and found[0] is not None
 
 
 def test_an_enqueue_elsewhere_wakes_who_waits(here: pgqrs.Store, elsewhere: pgqrs.Store) -> None:
@@ -95,11 +108,12 @@ def test_async_consumers_are_woken_from_elsewhere(
                         await consumer.close()
 
             task = asyncio.create_task(collect())
-            while not store._database.wakeups.hears:
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(0.3)
             for n in range(3):
+                while not is_expected(store):
+                    await asyncio.sleep(0.01)
                 await asyncio.to_thread(elsewhere.producer("tasks").enqueue, n)
+                while len(got) <= n:
+                    await asyncio.sleep(0.01)
             await task
             assert threading.active_count() <= threads + 40
             return got
@@ -166,7 +180,7 @@ def test_a_lost_listener_comes_back(postgres_database: str) -> None:
         while not store._database.wakeups.hears:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        time.sleep(0.3)
+        until_expected(store, thread)
         with pgqrs.Store(postgres_database) as other:
             other.producer("tasks").enqueue("heard again")
         thread.join()
