@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from functools import reduce
+from operator import or_
 from types import TracebackType
 from typing import Any, Self, TypeVar
+
+from sqlalchemy import Connection
 
 from pgqrs.errors import InvalidArgument, LeaseLost, PgqrsError, QueueNotFound, WorkerStopped
 from pgqrs.payloads import error_text
@@ -20,16 +24,18 @@ from pgqrs.presence import Presence
 from pgqrs.repositories import archive, dequeue
 from pgqrs.repositories import messages as message_rows
 from pgqrs.repositories.dequeue import Claimed
-from pgqrs.repositories.expressions import Claim
+from pgqrs.repositories.expressions import Holds
 from pgqrs.retry import Retry
-from pgqrs.stores import Database, Work
+from pgqrs.stores import Database
 from pgqrs.stores.wakeups import SELDOM, Doorbell
 from pgqrs.types import Duration, Message, WorkerStatus, seconds, whole
 
 MAX_DEQUEUE = 100_000
 SWEEPS = 10
 """How often a dequeue clears away what may not be handed out before it makes do with what it has."""
-C = TypeVar("C", bound=Collection[int])
+NOTHING = Holds(0, {})
+"""So that an empty batch is no special case."""
+C = TypeVar("C", set[int], dict[int, bool])
 Held = Message | int
 """A message as it was dequeued. Its id alone will do as well: then any claim of this consumer
 counts.
@@ -57,7 +63,7 @@ class Holder:
         now = self._database.now()
         self._change(
             messages,
-            lambda holds: lambda connection: archive.ack(connection, holds, now=now),
+            lambda connection, holds: archive.ack(connection, holds, now=now),
             single=True,
             repeatable=True,
         )
@@ -105,7 +111,7 @@ class Holder:
         }
         again = self._change(
             failed,
-            lambda holds: lambda connection: archive.fail(connection, holds, **options),
+            lambda connection, holds: archive.fail(connection, holds, **options),
         )
         if any(again.values()):
             self._tell(failed)
@@ -121,10 +127,8 @@ class Holder:
         given_back = list(messages)
         self._change(
             given_back,
-            lambda holds: (
-                lambda connection: message_rows.give_back(
-                    connection, holds, delay=wait, counted=False, now=now
-                )
+            lambda connection, holds: message_rows.give_back(
+                connection, holds, delay=wait, counted=False, now=now
             ),
             single=True,
         )
@@ -139,8 +143,8 @@ class Holder:
         duration, now = seconds("lease", lease), self._database.now()
         self._change(
             messages,
-            lambda holds: (
-                lambda connection: message_rows.extend(connection, holds, lease=duration, now=now)
+            lambda connection, holds: message_rows.extend(
+                connection, holds, lease=duration, now=now
             ),
             single=True,
             repeatable=True,
@@ -154,7 +158,7 @@ class Holder:
         """Remove many without a trace in the archive."""
         self._change(
             messages,
-            lambda holds: lambda connection: dequeue.remove(connection, holds),
+            dequeue.remove,
             single=True,
         )
 
@@ -166,29 +170,45 @@ class Holder:
     def _change(
         self,
         messages: Iterable[Held],
-        work: Callable[[Sequence[Claim]], Work[C]],
+        work: Callable[[Connection, Holds], C],
         *,
         single: bool = False,
         repeatable: bool = False,
     ) -> C:
-        holds = [self._claim_on(message) for message in messages]
-        changed = self._database.write(work(holds), single=single, repeatable=repeatable)
-        lost = [hold.id for hold in holds if hold.id not in changed]
+        held = self._held(messages)
+
+        def change(connection: Connection) -> C:
+            return reduce(or_, (work(connection, holds) for holds in held))
+
+        changed = self._database.write(
+            change, single=single and len(held) == 1, repeatable=repeatable
+        )
+        lost = [id for holds in held for id in holds.tokens if id not in changed]
         if lost:
             raise LeaseLost(lost)
         return changed
 
-    def _claim_on(self, message: Held) -> Claim:
-        if isinstance(message, Message):
-            if message.consumer_worker_id is None:
-                raise InvalidArgument("message", f"message {message.id} was not dequeued")
-            return Claim(message.id, message.consumer_worker_id, message.read_ct)
+    def _held(self, messages: Iterable[Held]) -> list[Holds]:
+        """What is held, by worker: nearly always one."""
+        tokens: dict[int, dict[int, int | None]] = {}
+        for message in messages:
+            if isinstance(message, Message):
+                worker_id, id, token = message.consumer_worker_id, message.id, message.read_ct
+                if worker_id is None:
+                    raise InvalidArgument("message", f"message {id} was not dequeued")
+                tokens.setdefault(worker_id, {})[id] = token
+            else:
+                id = whole("message", message, low=1, high=2**63 - 1)
+                tokens.setdefault(self._holder(), {})[id] = None
+        return [Holds(*held) for held in tokens.items()] or [NOTHING]
+
+    def _holder(self) -> int:
         worker_id = self._own_worker_id()
         if worker_id is None:
             raise InvalidArgument(
                 "message", "an id alone does not say who holds it; pass the message"
             )
-        return Claim(whole("message", message, low=1, high=2**63 - 1), worker_id, None)
+        return worker_id
 
 
 def _id_of(message: Held) -> int:

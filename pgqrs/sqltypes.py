@@ -103,6 +103,11 @@ def _json_from_text(value: str | None) -> Any:
         return Undecodable(value)
 
 
+def json_from_bytes(value: bytes) -> Any:
+    """`json.loads` for what a driver hands over, without guessing its encoding: it is UTF-8."""
+    return _json_from_text(value.decode())
+
+
 class Json(TypeDecorator[Any]):
     """JSON. Bound as text that is JSON already (cast it), read as the Python value."""
 

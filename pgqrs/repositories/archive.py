@@ -11,9 +11,9 @@ from sqlalchemy import Connection, and_, bindparam, delete, insert, select, upda
 from pgqrs.errors import MessageNotFound
 from pgqrs.models import archive, messages, queues
 from pgqrs.repositories import dequeue
-from pgqrs.repositories.expressions import Claim, at, claims, moment
+from pgqrs.repositories.expressions import Holds, at, held_by, moment
 from pgqrs.repositories.messages import FENCE, HELD, give_back
-from pgqrs.sqltypes import Flag
+from pgqrs.sqltypes import BigId, Flag
 from pgqrs.types import ArchivedMessage, ArchiveReason
 
 COLUMNS = (
@@ -45,7 +45,7 @@ _ENDED_BY_HOLDER = select(archive.c.original_message_id).join_from(
     HELD,
     and_(
         archive.c.original_message_id == HELD.c.id,
-        archive.c.consumer_worker_id == HELD.c.worker_id,
+        archive.c.consumer_worker_id == bindparam("held_by", type_=BigId),
         archive.c.read_ct == HELD.c.read_ct,
         archive.c.archive_reason == ArchiveReason.COMPLETED,
     ),
@@ -59,16 +59,20 @@ _COPIED = [
 ]
 
 
-def ack(connection: Connection, holds: Sequence[Claim], *, now: datetime | None) -> set[int]:
+def ack(connection: Connection, holds: Holds, *, now: datetime | None) -> set[int]:
     """Archive held messages as completed; returns the ids that are.
 
     Safe to repeat: a message that this very claim completed before counts as completed.
     """
     done = dequeue.finish(connection, holds, reason=ArchiveReason.COMPLETED, error=None, now=now)
-    missing = [hold for hold in holds if hold.id not in done]
-    if missing:
-        done |= set(connection.execute(_ENDED_BY_HOLDER, {"held": claims(missing)}).scalars())
+    if len(done) < len(holds.tokens):
+        missing = _some(holds, holds.tokens.keys() - done)
+        done |= set(connection.execute(_ENDED_BY_HOLDER, held_by(missing)).scalars())
     return done
+
+
+def _some(holds: Holds, ids: Iterable[int]) -> Holds:
+    return holds._replace(tokens={id: holds.tokens[id] for id in ids})
 
 
 _FAILING = (
@@ -80,7 +84,7 @@ _FAILING = (
 
 def fail(
     connection: Connection,
-    holds: Sequence[Claim],
+    holds: Holds,
     *,
     delays: Mapping[int, float | None],
     error: str | None,
@@ -91,14 +95,14 @@ def fail(
 
     Returns for each message that was really held whether it will be delivered again.
     """
-    failing = connection.execute(_FAILING, {"held": claims(holds)})
+    failing = connection.execute(_FAILING, held_by(holds))
     again = {id: delays[id] is not None and not last for id, last in failing}
-    retried = [hold for hold in holds if again.get(hold.id) is True]
-    ended = [hold for hold in holds if again.get(hold.id) is False]
-    for delay in {delays[hold.id] for hold in retried}:
-        alike = [hold for hold in retried if delays[hold.id] == delay]
+    retried = [id for id, is_retried in again.items() if is_retried]
+    for delay in {delays[id] for id in retried}:
+        alike = _some(holds, (id for id in retried if delays[id] == delay))
         give_back(connection, alike, delay=delay or 0.0, counted=True, now=now)
-    if ended:
+    ended = _some(holds, again.keys() - set(retried))
+    if ended.tokens:
         dequeue.finish(connection, ended, reason=ArchiveReason.FAILED, error=error, now=now)
     return again
 

@@ -17,7 +17,7 @@ a time, and does the same in steps.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -29,6 +29,7 @@ from sqlalchemy import (
     Insert,
     Interval,
     Select,
+    Text,
     and_,
     bindparam,
     case,
@@ -41,13 +42,14 @@ from sqlalchemy import (
     or_,
     select,
     true,
+    type_coerce,
     union_all,
     update,
 )
 from sqlalchemy.sql.expression import CTE, ColumnElement, FromClause
 
 from pgqrs.models import archive, messages, queues, workers
-from pgqrs.repositories.expressions import Claim, at, claims, held, moment, per_dialect, rows
+from pgqrs.repositories.expressions import Holds, at, held, held_by, moment, per_dialect, rows
 from pgqrs.repositories.hot import Hot
 from pgqrs.repositories.messages import COLUMNS, FENCE, FENCE_ONE, HELD, held_one
 from pgqrs.sqltypes import BigId, Undecodable
@@ -75,7 +77,7 @@ _QUEUE = (
     select(
         queues.c.lease,
         queues.c.max_read_ct,
-        workers.c.status,
+        type_coerce(workers.c.status, Text()).label("status"),
         case((and_(~queues.c.paused, workers.c.status == "ready"), queues.c.id)).label("open_id"),
     )
     .select_from(queues.outerjoin(workers, workers.c.id == bindparam("worker", type_=BigId)))
@@ -291,7 +293,7 @@ def _claim_postgres(
     if open_id is not None and (some_due or some_expired):
         return _claim_all_postgres(connection, queue, bound)
     claimed = [] if first is None else _in_order([Message(queue, *row[4:]) for row in found])
-    return Claimed(claimed, True, status)
+    return Claimed(claimed, True, _status(status))
 
 
 def _claim_all_postgres(connection: Connection, queue: str, bound: dict[str, Any]) -> Claimed:
@@ -299,16 +301,14 @@ def _claim_all_postgres(connection: Connection, queue: str, bound: dict[str, Any
     found = connection.execute(_POSTGRES_CLAIM, bound | {"at_once": AT_ONCE}).all()
     status, leftovers, first = found[0][:3]
     claimed = [] if first is None else _in_order([Message(queue, *row[2:]) for row in found])
-    return Claimed(claimed, True, status, leftovers)
+    return Claimed(claimed, True, _status(status), leftovers)
 
 
-def _finish_postgres(
-    connection: Connection, holds: Sequence[Claim], bound: dict[str, Any]
-) -> set[int]:
-    if len(holds) == 1:
-        done = _POSTGRES_FINISH_ONE.rows(connection, bound | held_one(holds[0]))
+def _finish_postgres(connection: Connection, holds: Holds, bound: dict[str, Any]) -> set[int]:
+    if len(holds.tokens) == 1:
+        done = _POSTGRES_FINISH_ONE.rows(connection, bound | held_one(holds))
     else:
-        done = _POSTGRES_FINISH.rows(connection, bound | {"held": claims(holds)})
+        done = _POSTGRES_FINISH.rows(connection, bound | held_by(holds))
     return {row[0] for row in done}
 
 
@@ -340,18 +340,16 @@ _SQLITE_FIRST = Hot(
     .order_by(*_ORDER)
     .limit(bindparam("limit"))
 )
-_SQLITE_HOLD = Hot(
-    update(messages)
-    .where(messages.c.id.in_(select(rows("ids").c.value).scalar_subquery()))
-    .values(vt=moment("lease"), **_CLAIM)
-)
+_AMONG_IDS = messages.c.id.in_(select(rows("ids").c.value).scalar_subquery())
+_SQLITE_HOLD = Hot(update(messages).where(_AMONG_IDS).values(vt=moment("lease"), **_CLAIM))
 _fenced = select(messages).join_from(messages, HELD, and_(*FENCE))
 _SQLITE_DELETE = Hot(
     delete(messages)
     .where(messages.c.id.in_(_fenced.with_only_columns(messages.c.id).scalar_subquery()))
     .returning(messages.c.id)
 )
-_SQLITE_ARCHIVE = Hot(_archive(messages, _fenced))
+_SQLITE_ARCHIVE = Hot(_archive(messages, _fenced).returning(archive.c.original_message_id))
+_SQLITE_TAKE_OUT = Hot(delete(messages).where(_AMONG_IDS))
 
 
 def _claim_sqlite(
@@ -369,7 +367,7 @@ def _claim_sqlite(
         return Claimed([], queue_exists=False, worker_status=None)
     queue_lease, max_read_ct, status, open_id, some_due, some_expired = found[0]
     if open_id is None:
-        return Claimed([], queue_exists=True, worker_status=status)
+        return Claimed([], queue_exists=True, worker_status=_status(status))
     bound |= {"open_id": open_id, "limit": limit, "max_read_ct": max_read_ct}
     leftovers = bool(some_expired)
     if some_due:
@@ -400,7 +398,7 @@ def _claim_sqlite(
     if claimed:
         ids = json.dumps([message.id for message in claimed])
         _SQLITE_HOLD.rows(connection, bound | at(lease=(vt, 0.0)) | {"ids": ids})
-    return Claimed(_decodable(connection, claimed, now), True, status, leftovers)
+    return Claimed(_decodable(connection, claimed, now), True, _status(status), leftovers)
 
 
 def _return_due_sqlite(connection: Connection, bound: dict[str, Any]) -> bool:
@@ -428,17 +426,15 @@ _SQLITE_ARCHIVE_ONE = Hot(_archive(messages, _fenced_one))
 _SQLITE_DELETE_ONE = Hot(delete(messages).where(*FENCE_ONE).returning(messages.c.id))
 
 
-def _finish_sqlite(
-    connection: Connection, holds: Sequence[Claim], bound: dict[str, Any]
-) -> set[int]:
-    if len(holds) == 1:
-        bound = bound | held_one(holds[0])
-        keep, remove = _SQLITE_ARCHIVE_ONE, _SQLITE_DELETE_ONE
-    else:
-        bound = bound | {"held": claims(holds)}
-        keep, remove = _SQLITE_ARCHIVE, _SQLITE_DELETE
-    keep.rows(connection, bound)
-    return {row[0] for row in remove.rows(connection, bound)}
+def _finish_sqlite(connection: Connection, holds: Holds, bound: dict[str, Any]) -> set[int]:
+    if len(holds.tokens) == 1:
+        bound = bound | held_one(holds)
+        _SQLITE_ARCHIVE_ONE.rows(connection, bound)
+        return {row[0] for row in _SQLITE_DELETE_ONE.rows(connection, bound)}
+    done = {row[0] for row in _SQLITE_ARCHIVE.rows(connection, bound | held_by(holds))}
+    # What the fence let through is ours in this transaction: no need to ask again.
+    _SQLITE_TAKE_OUT.rows(connection, {"ids": json.dumps(list(done))})
+    return done
 
 
 # Both
@@ -454,7 +450,7 @@ lease.
 
 def finish(
     connection: Connection,
-    holds: Sequence[Claim],
+    holds: Holds,
     *,
     reason: ArchiveReason,
     error: str | None,
@@ -465,9 +461,9 @@ def finish(
     return _finish(connection, holds, bound)
 
 
-def remove(connection: Connection, holds: Iterable[Claim]) -> set[int]:
+def remove(connection: Connection, holds: Holds) -> set[int]:
     """Delete held messages without a trace. Returns the ids of those that were really held."""
-    return {id for (id,) in _delete(connection, {"held": claims(holds)})}
+    return {id for (id,) in _delete(connection, held_by(holds))}
 
 
 _BURY = (_archive(messages, select(messages).where(_GIVEN)), delete(messages).where(_GIVEN))
@@ -519,6 +515,10 @@ def bury(
         bound = {"ids": ids, "reason": reason, "error": error} | at(now=(now, 0.0))
         for statement in _BURY:
             connection.execute(statement, bound)
+
+
+def _status(word: str | None) -> WorkerStatus | None:
+    return None if word is None else WorkerStatus(word)
 
 
 def _in_order(found: list[Message]) -> list[Message]:

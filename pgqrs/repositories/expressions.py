@@ -10,7 +10,7 @@ than arrays (twice as quick for a thousand payloads on PostgreSQL), and both dat
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
@@ -106,17 +106,19 @@ def _rows_sqlite(element: _Rows, compiler: Any, **kw: Any) -> str:
     return f"(SELECT value, key AS position FROM json_each({text}))"
 
 
-class Claim(NamedTuple):
-    """Proof of holding a message. Without a token, any claim of that worker counts."""
+class Holds(NamedTuple):
+    """Proof of holding messages: whose they are, and the token of each.
 
-    id: int
+    Without a token, any claim of that worker counts.
+    """
+
     worker_id: int
-    read_ct: int | None
+    tokens: Mapping[int, int | None]
 
 
-def claims(holds: Iterable[Claim]) -> str:
-    """The parameter for `held`."""
-    return json.dumps(list(holds))
+def held_by(holds: Holds) -> dict[str, Any]:
+    """The parameters for `held`."""
+    return {"held_by": holds.worker_id, "held": json.dumps(holds.tokens)}
 
 
 class _Held(FunctionElement[Any]):
@@ -125,9 +127,9 @@ class _Held(FunctionElement[Any]):
 
 
 def held(name: str = "held") -> TableValuedAlias:
-    """The claims bound as `held` (see `claims`), as rows called `name`."""
+    """The messages bound as `held` with their tokens (see `held_by`), as rows called `name`."""
     return _Held(bindparam("held", type_=Text())).table_valued(
-        column("id", BigId), column("worker_id", BigId), column("read_ct", Integer()), name=name
+        column("id", BigId), column("read_ct", Integer()), name=name
     )
 
 
@@ -135,15 +137,12 @@ def held(name: str = "held") -> TableValuedAlias:
 def _held_postgres(element: _Held, compiler: Any, **kw: Any) -> str:
     (text,) = (compiler.process(clause, **kw) for clause in element.clauses)
     return (
-        "(SELECT CAST(value->>0 AS BIGINT) AS id, CAST(value->>1 AS BIGINT) AS worker_id, "
-        f"CAST(value->>2 AS INTEGER) AS read_ct FROM jsonb_array_elements(CAST({text} AS JSONB)))"
+        "(SELECT CAST(key AS BIGINT) AS id, CAST(value AS INTEGER) AS read_ct "
+        f"FROM jsonb_each_text(CAST({text} AS JSONB)))"
     )
 
 
 @compiles(_Held, "sqlite")
 def _held_sqlite(element: _Held, compiler: Any, **kw: Any) -> str:
     (text,) = (compiler.process(clause, **kw) for clause in element.clauses)
-    return (
-        "(SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS worker_id, "
-        f"json_extract(value, '$[2]') AS read_ct FROM json_each({text}))"
-    )
+    return f"(SELECT CAST(key AS INTEGER) AS id, value AS read_ct FROM json_each({text}))"

@@ -52,7 +52,7 @@ class Hot:
         for name, convert in form.incoming:
             parameters[name] = convert(parameters[name])
         found = run(connection, form.text, parameters)
-        return [_converted(row, form.outgoing) for row in found] if form.outgoing else found
+        return _converted(found, form.outgoing) if found else found
 
 
 def _compile(statement: Any, dialect: Any) -> _Form:
@@ -75,11 +75,14 @@ def _compile(statement: Any, dialect: Any) -> _Form:
     )
 
 
-def _converted(row: tuple[Any, ...], outgoing: tuple[tuple[int, Convert], ...]) -> list[Any]:
-    values = list(row)
+def _converted(rows: list[Any], outgoing: tuple[tuple[int, Convert], ...]) -> list[Any]:
+    """Column by column, which is quicker than row by row."""
+    if not outgoing:
+        return rows
+    columns: list[Any] = list(zip(*rows, strict=True))
     for index, convert in outgoing:
-        values[index] = convert(values[index])
-    return values
+        columns[index] = map(convert, columns[index])
+    return list(zip(*columns, strict=True))
 
 
 def run(connection: Connection, text: str, parameters: Mapping[str, Any]) -> list[Any]:

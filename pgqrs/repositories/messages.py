@@ -8,7 +8,7 @@ returned are the ids that were changed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from sqlalchemy.sql.expression import ColumnElement, FromClause
 from pgqrs.errors import QueueNotFound
 from pgqrs.models import messages, queues
 from pgqrs.payloads import Batch
-from pgqrs.repositories.expressions import Claim, at, claims, held, moment, per_dialect, rows
+from pgqrs.repositories.expressions import Holds, at, held, held_by, moment, per_dialect, rows
 from pgqrs.repositories.hot import Hot
 from pgqrs.sqltypes import BigId, Flag, Json
 from pgqrs.types import Message
@@ -45,7 +45,7 @@ CHUNK_BYTES = 8 * 1024 * 1024
 HELD = held()
 FENCE: tuple[ColumnElement[bool], ...] = (
     messages.c.id == HELD.c.id,
-    messages.c.consumer_worker_id == HELD.c.worker_id,
+    messages.c.consumer_worker_id == bindparam("held_by", type_=BigId),
     or_(HELD.c.read_ct.is_(None), messages.c.read_ct == HELD.c.read_ct),
 )
 FENCE_ONE: tuple[ColumnElement[bool], ...] = (
@@ -57,9 +57,10 @@ FENCE_ONE: tuple[ColumnElement[bool], ...] = (
 """The same for a single message, which is quicker."""
 
 
-def held_one(hold: Claim) -> dict[str, Any]:
+def held_one(holds: Holds) -> dict[str, Any]:
     """The parameters of `FENCE_ONE`."""
-    return {"held_id": hold.id, "held_by": hold.worker_id, "held_token": hold.read_ct}
+    ((id, token),) = holds.tokens.items()
+    return {"held_id": id, "held_by": holds.worker_id, "held_token": token}
 
 
 def _insert_into_queue(
@@ -220,28 +221,23 @@ _GIVE_BACK = Hot(
 )
 
 
-def extend(
-    connection: Connection, holds: Iterable[Claim], *, lease: float, now: datetime | None
-) -> set[int]:
+def extend(connection: Connection, holds: Holds, *, lease: float, now: datetime | None) -> set[int]:
     """Let the leases end so long from now."""
-    bound = {"held": claims(holds)} | at(lease=(now, lease))
+    bound = held_by(holds) | at(lease=(now, lease))
     return {id for (id,) in _EXTEND.rows(connection, bound)}
 
 
 def give_back(
     connection: Connection,
-    holds: Iterable[Claim],
+    holds: Holds,
     *,
     delay: float,
     counted: bool,
     now: datetime | None,
 ) -> set[int]:
     """End the leases and deliver again after a delay; `counted` as a failed attempt, or not."""
-    bound = {
-        "held": claims(holds),
-        "now_ready": delay == 0,
-        "released": 0 if counted else 1,
-    } | at(back=(now, delay))
+    bound = {"now_ready": delay == 0, "released": 0 if counted else 1}
+    bound |= held_by(holds) | at(back=(now, delay))
     return {id for (id,) in _GIVE_BACK.rows(connection, bound)}
 
 

@@ -15,13 +15,14 @@ from datetime import datetime
 from typing import Any
 
 import psycopg
-from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 
 from pgqrs.clock import Clock
 from pgqrs.config import Config
 from pgqrs.errors import CommitUncertain
 from pgqrs.repositories import queues
+from pgqrs.sqltypes import json_from_bytes
 from pgqrs.stores.base import Database, T, Work
 from pgqrs.stores.notify import NotifySentry
 from pgqrs.stores.wakeups import Wakeups
@@ -80,6 +81,7 @@ class PostgresDatabase(Database):
         self._single: Engine
         self._engine: Engine
         if self.owned:
+            event.listen(engine, "connect", _tell_time_in_utc)
             self._single = engine
             self._engine = engine.execution_options(isolation_level="READ COMMITTED")
         else:
@@ -100,6 +102,7 @@ class PostgresDatabase(Database):
             "max_overflow": config.pool_size,
             "pool_timeout": config.retry_for,
             "use_native_hstore": False,
+            "json_deserializer": json_from_bytes,
             "connect_args": {
                 "prepare_threshold": config.prepare_threshold,
                 "application_name": "pgqrs",
@@ -240,6 +243,13 @@ class PostgresDatabase(Database):
         while self._kept:
             self._kept.pop().close()
         super().close()
+
+
+def _tell_time_in_utc(connection: Any, _record: Any) -> None:
+    """Then the driver's times are in UTC already, and need no converting one by one."""
+    cursor = connection.cursor()
+    cursor.execute("SET TIME ZONE 'UTC'")
+    cursor.close()
 
 
 def _ended_while_idle(driver: Any) -> bool:
