@@ -24,6 +24,7 @@ _encoder = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")
 )
 _SCALARS = frozenset((str, int, float, bool, type(None)))
+_CONTAINERS = frozenset((dict, list))
 _STRING_OR_EXPONENT = re.compile(r'"(?:[^"\\]|\\.)*"|-?[0-9.]+e\+[0-9]+')
 
 
@@ -82,9 +83,8 @@ def encode_many(payloads: Sequence[Any], *, max_bytes: int, max_depth: int) -> B
 
 def _encode_whole(payloads: Sequence[Any], *, max_bytes: int, max_depth: int) -> str | None:
     """A batch in one go, if it is small and plain: objects and arrays without anything special."""
-    for payload in payloads:
-        if type(payload) not in (dict, list) or not _is_plain(payload, max_depth):
-            return None
+    if not _CONTAINERS.issuperset(map(type, payloads)) or not _is_plain(payloads, max_depth + 1):
+        return None
     try:
         text = _to_text(payloads)
     except (ValueError, RecursionError):

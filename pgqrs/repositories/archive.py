@@ -101,7 +101,7 @@ def fail(
     for delay in {delays[id] for id in retried}:
         alike = _some(holds, (id for id in retried if delays[id] == delay))
         give_back(connection, alike, delay=delay or 0.0, counted=True, now=now)
-    ended = _some(holds, again.keys() - set(retried))
+    ended = _some(holds, (id for id, is_retried in again.items() if not is_retried))
     if ended.tokens:
         dequeue.finish(connection, ended, reason=ArchiveReason.FAILED, error=error, now=now)
     return again

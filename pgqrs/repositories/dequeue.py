@@ -53,7 +53,7 @@ from pgqrs.repositories.expressions import Holds, at, held, held_by, moment, per
 from pgqrs.repositories.hot import Hot
 from pgqrs.repositories.messages import COLUMNS, FENCE, FENCE_ONE, HELD, held_one
 from pgqrs.sqltypes import BigId, Undecodable
-from pgqrs.types import ArchiveReason, Message, WorkerStatus
+from pgqrs.types import ArchiveReason, Message, WorkerStatus, make_message
 
 AT_ONCE = 200
 LAPSED = "the lease lapsed on the last allowed attempt: its holder died, or took too long"
@@ -292,7 +292,7 @@ def _claim_postgres(
     status, open_id, some_due, some_expired, first = found[0][:5]
     if open_id is not None and (some_due or some_expired):
         return _claim_all_postgres(connection, queue, bound)
-    claimed = [] if first is None else _in_order([Message(queue, *row[4:]) for row in found])
+    claimed = [] if first is None else _in_order([make_message(queue, *row[4:]) for row in found])
     return Claimed(claimed, True, _status(status))
 
 
@@ -300,7 +300,7 @@ def _claim_all_postgres(connection: Connection, queue: str, bound: dict[str, Any
     """Claims also what came back, and finds what may not be handed out."""
     found = connection.execute(_POSTGRES_CLAIM, bound | {"at_once": AT_ONCE}).all()
     status, leftovers, first = found[0][:3]
-    claimed = [] if first is None else _in_order([Message(queue, *row[2:]) for row in found])
+    claimed = [] if first is None else _in_order([make_message(queue, *row[2:]) for row in found])
     return Claimed(claimed, True, _status(status), leftovers)
 
 
@@ -377,7 +377,7 @@ def _claim_sqlite(
     # Quicker than RETURNING: most of what a claim changes is known here.
     first = _SQLITE_FIRST.rows(connection, bound)
     claimed = [
-        Message(
+        make_message(
             queue,
             id,
             payload,
