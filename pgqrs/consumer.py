@@ -272,12 +272,12 @@ class Consumer(Holder):
         with self._doorbell(rung.set):
             while True:
                 rung.clear()
-                found, pause = self._look(n, lease)
+                found, pause = self._look(n, lease, life)
                 remaining = deadline - time.monotonic()
                 if found or remaining <= 0:
                     return found
                 rung.wait(min(pause, remaining))
-                if self._life != life:  # closed meanwhile: looking again would register anew
+                if self._life != life:
                     return []
 
     def __iter__(self) -> Iterator[Message]:
@@ -315,11 +315,14 @@ class Consumer(Holder):
                 raise
         return found
 
-    def _look(self, n: int, lease: Duration | None) -> tuple[list[Message], float]:
+    def _look(self, n: int, lease: Duration | None, life: int) -> tuple[list[Message], float]:
         """What there is now; if nothing, how long to wait for the doorbell before looking again."""
         found = self._dequeue_now(n, lease)
         if not found and self._database.expect(self.queue, seconds=2 * SELDOM):
             found = self._dequeue_now(n, lease)  # enqueued while nobody was known to wait
+        if self._life != life:  # closed meanwhile: looking has registered anew
+            self._presence.close()
+            return found, 0.0
         return found, 0.0 if found else self._pause()
 
     def _pause(self) -> float:
