@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 Backend = Literal["sqlite", "postgres"]
-Side = Literal["raw", "pgqrs"]
+Side = Literal["raw", "pgqrs", "buffer"]
 QUEUE = "bench"
 LEASE = 3600.0
 

@@ -1,13 +1,14 @@
-"""The two sides: pgqrs as its users call it, and the hand-written SQL."""
+"""The sides: pgqrs as its users call it, the same through a buffer, and the hand-written SQL."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from benchmarks.driver import LEASE, QUEUE, Backend, Driver, Side
 from benchmarks.raw import RawPostgres, RawSqlite
-from pgqrs import Message, Store
+from pgqrs import Buffer, Message, Store
 
 SIDES: tuple[Side, Side] = ("raw", "pgqrs")
 
@@ -37,8 +38,32 @@ class PgqrsDriver:
         self._store.close()
 
 
+class BufferDriver(PgqrsDriver):
+    """Messages come one by one out of a buffer and are acked one by one. It is closed when there are
+    no more: all acks are stored then, and it takes nothing from the next round.
+    """
+
+    _buffer: Buffer | None = None
+
+    def claim(self, n: int) -> list[Message]:
+        if self._buffer is None:
+            self._buffer = self._consumer.buffer(2 * n, wait=0)
+        found = list(islice(self._buffer, n))
+        if not found:
+            self._buffer.close()
+            self._buffer = None
+        return found
+
+    def ack(self, claimed: Sequence[Message]) -> None:
+        assert self._buffer is not None
+        for message in claimed:
+            self._buffer.ack(message)
+
+
 def open_driver(side: Side, backend: Backend, dsn: str) -> Driver:
     """One side, with connections of its own."""
     if side == "pgqrs":
         return PgqrsDriver(dsn)
+    if side == "buffer":
+        return BufferDriver(dsn)
     return RawPostgres(dsn) if backend == "postgres" else RawSqlite(dsn)

@@ -1,7 +1,8 @@
 """Operations per second: pgqrs against hand-written SQL, in turns, on the same tables.
 
 `enqueue` is one by one, `enqueue_many` a thousand at a time. `drain-100x4` is 4 processes which
-claim and ack a hundred at a time until a full queue is empty. `threads` compares one thread that
+claim and ack a hundred at a time until a full queue is empty. `buffer-100x4` compares that with the
+same through buffers, which hand out and take acks one by one. `threads` compares one thread that
 enqueues with 16 on the same store.
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from benchmarks.consumers import Consumers
 from benchmarks.driver import Backend, Driver, Side, payloads
@@ -63,7 +64,9 @@ TARGETS: dict[Backend, dict[str, float]] = {
 def names(backend: Backend) -> list[str]:
     """All benchmarks of this file."""
     drains = [f"drain-{batch}x{consumers}" for consumers in (1, 4) for batch in FULL.drained]
-    return ["enqueue", "enqueue_many", *drains, *(["threads"] if backend == "sqlite" else [])]
+    buffers = [f"buffer-100x{consumers}" for consumers in (1, 4)]
+    threads = ["threads"] if backend == "sqlite" else []
+    return ["enqueue", "enqueue_many", *drains, *buffers, *threads]
 
 
 def measure(
@@ -71,7 +74,8 @@ def measure(
 ) -> Iterator[Result]:
     """Run benchmarks, one after the other."""
     sizes = QUICK if quick else FULL
-    sites = {side: make_site(f"throughput_{side}") for side in SIDES} if wanted else {}
+    every_side = get_args(Side)
+    sites = {side: make_site(f"throughput_{side}") for side in every_side} if wanted else {}
     for name in wanted:
         with _contest(name, sites, sizes) as (baseline, pgqrs):
             rates = _in_turns(baseline, pgqrs, sizes.rounds)
@@ -94,9 +98,10 @@ def _contest(name: str, sites: dict[Side, Site], sizes: Sizes) -> Iterator[tuple
     with ExitStack() as stack:
         if kind == "threads":
             yield _thread_rounds(stack, sites["pgqrs"], sizes.singles)
-        elif kind == "drain":
+        elif kind in ("drain", "buffer"):
             batch, consumers = map(int, shape.split("x"))
-            yield _drain_rounds(stack, sites, batch, consumers, sizes.drained[batch])
+            sides: tuple[Side, Side] = SIDES if kind == "drain" else ("pgqrs", "buffer")
+            yield _drain_rounds(stack, sites, sides, batch, consumers, sizes.drained[batch])
         else:
             amount = sizes.singles if kind == "enqueue" else sizes.batches * BATCH
             work = _one_by_one if kind == "enqueue" else _in_batches
@@ -165,11 +170,16 @@ def _thread_rounds(stack: ExitStack, site: Site, amount: int) -> tuple[Round, Ro
 
 
 def _drain_rounds(
-    stack: ExitStack, sites: dict[Side, Site], batch: int, consumers: int, amount: int
+    stack: ExitStack,
+    sites: dict[Side, Site],
+    sides: tuple[Side, Side],
+    batch: int,
+    consumers: int,
+    amount: int,
 ) -> tuple[Round, Round]:
     def round_of(side: Side) -> Round:
         workers = Consumers(sites[side], side, consumers=consumers, batch=batch)
         stack.enter_context(workers)
         return lambda: amount / workers.drain(amount)
 
-    return round_of("raw"), round_of("pgqrs")
+    return round_of(sides[0]), round_of(sides[1])

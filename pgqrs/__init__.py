@@ -3,12 +3,14 @@
 from pgqrs.admin import Admin
 from pgqrs.aio import (
     AsyncAdmin,
+    AsyncBuffer,
     AsyncConsumer,
     AsyncProducer,
     AsyncStore,
     AsyncTransaction,
     connect,
 )
+from pgqrs.buffer import Buffer
 from pgqrs.clock import Clock, SystemClock
 from pgqrs.config import Config
 from pgqrs.consumer import Consumer
@@ -61,10 +63,12 @@ __all__ = [
     "ArchiveReason",
     "ArchivedMessage",
     "AsyncAdmin",
+    "AsyncBuffer",
     "AsyncConsumer",
     "AsyncProducer",
     "AsyncStore",
     "AsyncTransaction",
+    "Buffer",
     "Clock",
     "CommitUncertain",
     "ConcurrencyModel",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
 from operator import or_
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from sqlalchemy import Connection
 
@@ -29,6 +29,9 @@ from pgqrs.retry import Retry
 from pgqrs.stores import Database
 from pgqrs.stores.wakeups import SELDOM, Doorbell
 from pgqrs.types import Duration, Message, WorkerStatus, seconds, whole
+
+if TYPE_CHECKING:
+    from pgqrs.buffer import Buffer
 
 MAX_DEQUEUE = 100_000
 SWEEPS = 10
@@ -243,6 +246,7 @@ class Consumer(Holder):
         self._lease = None if lease is None else seconds("lease", lease)
         self._presence = Presence(database, queue, hostname=hostname, port=port)
         self._life = 0
+        self._buffers: set[Buffer] = set()
 
     @property
     def worker_id(self) -> int | None:
@@ -286,18 +290,40 @@ class Consumer(Holder):
         while self._life == life:
             yield from self.dequeue(wait=SELDOM)
 
+    def buffer(
+        self,
+        n: int = 100,
+        *,
+        lease: Duration | None = None,
+        ack_size: int | None = None,
+        ack_every: Duration = 0.1,
+        wait: Duration | None = None,
+    ) -> Buffer:
+        """Messages one by one, claimed up to `n` ahead, with leases that are renewed.
+
+        Acks are sent when there are `ack_size` of them (half of `n`), or after `ack_every`. The
+        iteration ends when the buffer is closed, or when nothing came for `wait`.
+        """
+        from pgqrs.buffer import Buffer  # which is made of consumers
+
+        return Buffer(self, n, lease=lease, ack_size=ack_size, ack_every=ack_every, wait=wait)
+
     def heartbeat(self) -> WorkerStatus:
         """A sign of life. Returns what this worker was told to be."""
         return self._presence.heartbeat()
 
     def close(self) -> None:
-        """Leave the workers; who waits for messages stops waiting.
+        """Leave the workers; who waits for messages stops waiting, and buffers are closed.
 
         Messages still held come back when their leases lapse.
         """
         self._life += 1
         self._database.wakeups.ring(self.queue)
-        self._presence.close()
+        try:
+            for buffer in tuple(self._buffers):
+                buffer.close()
+        finally:
+            self._presence.close()
 
     def _dequeue_now(self, n: int, lease: Duration | None) -> list[Message]:
         whole("n", n, low=1, high=MAX_DEQUEUE)

@@ -1,6 +1,7 @@
 """The async twins: the same names and arguments as the sync facades, over one bridge."""
 
 from pgqrs.aio.admin import AsyncAdmin
+from pgqrs.aio.buffer import AsyncBuffer
 from pgqrs.aio.consumer import AsyncConsumer
 from pgqrs.aio.producer import AsyncProducer
 from pgqrs.aio.store import AsyncStore, connect
@@ -8,6 +9,7 @@ from pgqrs.aio.transaction import AsyncTransaction
 
 __all__ = [
     "AsyncAdmin",
+    "AsyncBuffer",
     "AsyncConsumer",
     "AsyncProducer",
     "AsyncStore",

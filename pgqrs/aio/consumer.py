@@ -7,13 +7,16 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
 from pgqrs.aio.bridge import Bridge, Facade
 from pgqrs.consumer import Consumer, Held, Holder
 from pgqrs.retry import Retry
 from pgqrs.stores.wakeups import SELDOM
 from pgqrs.types import Duration, Message, WorkerStatus, seconds
+
+if TYPE_CHECKING:
+    from pgqrs.aio.buffer import AsyncBuffer
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -102,6 +105,7 @@ class AsyncConsumer(AsyncHolder, Facade):
     def __init__(self, bridge: Bridge, consumer: Consumer) -> None:
         super().__init__(bridge)
         self._sync = consumer
+        self._buffers: set[AsyncBuffer] = set()
         self.queue = consumer.queue
 
     @property
@@ -150,13 +154,38 @@ class AsyncConsumer(AsyncHolder, Facade):
             for message in await self.dequeue(wait=SELDOM):
                 yield message
 
+    def buffer(
+        self,
+        n: int = 100,
+        *,
+        lease: Duration | None = None,
+        ack_size: int | None = None,
+        ack_every: Duration = 0.1,
+        wait: Duration | None = None,
+    ) -> AsyncBuffer:
+        """Messages one by one, claimed up to `n` ahead, with leases that are renewed.
+
+        Acks are sent when there are `ack_size` of them (half of `n`), or after `ack_every`. The
+        iteration ends when the buffer is closed, or when nothing came for `wait`.
+        """
+        from pgqrs.aio.buffer import AsyncBuffer  # which is made of consumers
+
+        buffer = self._sync.buffer(
+            n, lease=lease, ack_size=ack_size, ack_every=ack_every, wait=wait
+        )
+        return AsyncBuffer(self._bridge, self, buffer)
+
     async def heartbeat(self) -> WorkerStatus:
         """A sign of life. Returns what this worker was told to be."""
         return await self._bridge.run(self._sync.heartbeat)
 
     async def close(self) -> None:
         """Take the row out of the workers. Messages still held come back when their leases lapse."""
-        await self._bridge.run(self._sync.close)
+        try:
+            for buffer in tuple(self._buffers):
+                await buffer.close()
+        finally:
+            await self._bridge.run(self._sync.close)
 
     async def _hold(
         self, method: Callable[Concatenate[Holder, P], T], /, *args: P.args, **kwargs: P.kwargs

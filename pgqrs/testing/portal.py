@@ -69,8 +69,17 @@ class Synced:
         self._portal.run(self._wrapped.__aenter__)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._portal.run(self._wrapped.close)
+    def __exit__(self, *error: Any) -> None:
+        self._portal.run(lambda: self._wrapped.__aexit__(*error))
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return self._portal.run(self._wrapped.__anext__)
+        except StopAsyncIteration:
+            raise StopIteration from None
 
     def __repr__(self) -> str:
         return repr(self._wrapped)

@@ -56,5 +56,20 @@ def enqueue_forever(url: str) -> None:
             say(producer.enqueue_many([1, 2, 3])[-1])
 
 
+def buffer(url: str) -> None:
+    """Say the id of each message just before it is acked through a buffer."""
+    with pgqrs.Store(url) as store, store.consumer("tasks", lease=1) as consumer:
+        buffer = consumer.buffer(20, ack_every=0.02)
+        for message in buffer:
+            say(message.id)
+            buffer.ack(message)
+            time.sleep(0.001)
+
+
 if __name__ == "__main__":
-    {"drain": drain, "hold": hold, "enqueue_forever": enqueue_forever}[sys.argv[1]](sys.argv[2])
+    {
+        "buffer": buffer,
+        "drain": drain,
+        "hold": hold,
+        "enqueue_forever": enqueue_forever,
+    }[sys.argv[1]](sys.argv[2])

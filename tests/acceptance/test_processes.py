@@ -140,3 +140,23 @@ def test_what_was_enqueued_survives_the_producers_death(database: str, store: pg
         assert len(kept) == store.admin().queue_stats("tasks").ready
         triples = [m for m in store.admin().peek("tasks", 100_000) if m.payload in (1, 2, 3)]
         assert len(triples) % 3 == 0
+
+
+def test_a_buffer_that_is_killed_loses_nothing_and_acks_nothing_else(
+    database: str, store: pgqrs.Store
+) -> None:
+    ids = store.producer("tasks").enqueue_many(range(400))
+    with children("buffer", database) as (victim,):
+        acked = [victim.answer() for _ in range(150)]
+        acked += [json.loads(line) for line in victim.end().splitlines(True) if line[-1] == "\n"]
+    finished = {found.original_message_id for found in store.admin().list_archive("tasks", n=1000)}
+    assert finished <= set(acked), "something was acked that nobody acked"
+    assert finished, "it died before its first batch"
+    with store.consumer("tasks", lease=60) as consumer:
+        with consumer.buffer(100, wait=3) as buffer:
+            for message in buffer:
+                assert message.id not in finished
+                finished.add(message.id)
+                buffer.ack(message)
+        assert finished == set(ids)
+    assert store.admin().queue_stats("tasks").archived["completed"] == len(ids)

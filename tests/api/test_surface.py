@@ -19,6 +19,7 @@ TWINS = [
     (pgqrs.Admin, pgqrs.AsyncAdmin),
     (pgqrs.Producer, pgqrs.AsyncProducer),
     (pgqrs.Consumer, pgqrs.AsyncConsumer),
+    (pgqrs.Buffer, pgqrs.AsyncBuffer),
     (pgqrs.Transaction, pgqrs.AsyncTransaction),
     (Holder, AsyncHolder),
 ]

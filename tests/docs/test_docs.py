@@ -367,14 +367,21 @@ def shown_signature(name: str, function: Any) -> str:
 
 @pytest.mark.parametrize(
     "owner",
-    [pgqrs.Store, pgqrs.Admin, pgqrs.Producer, pgqrs.Consumer, pgqrs.Transaction],
+    [
+        pgqrs.Store,
+        pgqrs.Admin,
+        pgqrs.Producer,
+        pgqrs.Consumer,
+        pgqrs.Buffer,
+        pgqrs.Transaction,
+    ],
     ids=lambda owner: owner.__name__,
 )
 def test_the_reference_has_every_method_as_it_is(owner: Any) -> None:
     text = section("reference.md", owner.__name__)
     if owner is pgqrs.Store:
         assert f"`{shown_signature('Store', owner)}`" in text
-    if owner in (pgqrs.Consumer, pgqrs.Transaction):
+    if owner in (pgqrs.Consumer, pgqrs.Buffer, pgqrs.Transaction):
         text += section("reference.md", "Held messages")
     for name, member in inspect.getmembers(owner):
         if name.startswith("_"):

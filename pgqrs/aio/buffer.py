@@ -1,0 +1,133 @@
+"""The async twin of `pgqrs.buffer`: the same steps, with a task as their keeper."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Concatenate, ParamSpec, Self, TypeVar
+
+from pgqrs.aio.bridge import Bridge, Facade
+from pgqrs.aio.consumer import AsyncConsumer, AsyncHolder
+from pgqrs.buffer import Buffer
+from pgqrs.consumer import Held, Holder
+from pgqrs.errors import PgqrsError
+from pgqrs.types import Message
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class AsyncBuffer(AsyncHolder, Facade):
+    """Messages of one consumer, handed out one by one; acks are sent later, several at a time.
+
+    An async iterator. `ack` only takes note. That a lease was lost, or that the database stayed
+    away, is raised by the next step of the iteration, by `flush` or by `close`, whichever comes
+    first; iterating may go on after that. Everything else (`fail`, `release`, `extend`, `delete`) is
+    done at once, as by the consumer.
+    """
+
+    def __init__(self, bridge: Bridge, consumer: AsyncConsumer, buffer: Buffer) -> None:
+        super().__init__(bridge)
+        self._consumer = consumer
+        self._sync = buffer
+        self._rung = asyncio.Event()
+        self._readers: set[asyncio.Future[None]] = set()
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def open(self) -> Self:
+        """Begin to read ahead, unless that was done. The first step of the iteration does it too."""
+        if self._keeper is None and not self._sync._closed:
+            await self._consumer.open()  # meanwhile another reader may have come as far
+        if self._keeper is None and not self._sync._closed:
+            loop = asyncio.get_running_loop()
+            self._sync._wake = partial(loop.call_soon_threadsafe, self._rung.set)
+            self._sync._heard = partial(loop.call_soon_threadsafe, self._tell_readers)
+            self._keeper = asyncio.create_task(self._keep(), name="pgqrs-buffer")
+            self._consumer._buffers.add(self)
+        return self
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self
+
+    async def __anext__(self) -> Message:
+        """The next message; waits for one. Ends when closed, or when nothing came for `wait`."""
+        await self.open()
+        asked = self._sync._ask()
+        while (message := self._sync._take()) is None:
+            if self._sync._is_over(asked):
+                raise StopAsyncIteration
+            await self._change(self._sync._patience(asked))
+        return message
+
+    async def ack(self, message: Held) -> None:
+        """It is done: noted, and sent with the next batch."""
+        await self.ack_many([message])
+
+    async def ack_many(self, messages: Iterable[Held]) -> None:
+        """Many are done: noted, and sent with the next batch."""
+        if self._sync._closed:
+            await self._bridge.run(self._sync.ack_many, messages)
+        else:
+            self._sync.ack_many(messages)  # reaches no database
+
+    archive = ack
+    archive_many = ack_many
+
+    async def flush(self) -> None:
+        """Send the acks that were noted so far, and wait until they are stored."""
+        mark = self._sync._want_flush()
+        while not self._sync._is_settled(mark):
+            await self._change(None)
+
+    async def close(self) -> None:
+        """Send the acks, give back what was not handed out, and stop.
+
+        What was handed out and not acked stays held until its lease lapses; it can still be acked.
+        """
+        if self._sync._end():
+            self._consumer._buffers.discard(self)
+            if self._keeper is not None:
+                await asyncio.wait([self._keeper])
+            await self._bridge.run(self._sync._finish)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await self.close()
+        except PgqrsError:
+            if error is None:  # else what went wrong first is what counts
+                raise
+
+    async def _keep(self) -> None:
+        with self._sync._doorbell():
+            while not self._sync._closed:
+                self._rung.clear()
+                pause = await self._bridge.run(self._sync._step)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._rung.wait(), pause)
+
+    async def _change(self, patience: float | None) -> None:
+        """Until something has changed, or for so long."""
+        told = asyncio.get_running_loop().create_future()
+        self._readers.add(told)
+        try:
+            await asyncio.wait([told], timeout=patience)
+        finally:
+            self._readers.discard(told)
+
+    def _tell_readers(self) -> None:
+        for told in self._readers:
+            if not told.done():
+                told.set_result(None)
+
+    async def _hold(
+        self, method: Callable[Concatenate[Holder, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        return await self._bridge.run(method, self._sync, *args, **kwargs)

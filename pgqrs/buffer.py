@@ -1,0 +1,419 @@
+"""Reading ahead, and acknowledging in batches: the speed of batches in a loop over single messages.
+
+A buffer holds three sets of messages for its consumer:
+
+- *ahead*: claimed, and not handed out yet; at most `n` of them;
+- *out*: handed out, and somebody is at work on them;
+- *done*: acked, and the database does not know it yet.
+
+One thread (for asyncio one task), the *keeper*, does what takes time: it claims more when half of
+`n` is used up, acks what is done by size or by time, and renews the leases of all three sets when
+a third of them is over. The keeper dies with its process, and then all three come back by
+themselves: also what was done but not yet known to be, which is delivered once more and not lost.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from pgqrs.consumer import MAX_DEQUEUE, Consumer, Held, Holder
+from pgqrs.errors import InvalidArgument, LeaseLost, PgqrsError, StoreClosed
+from pgqrs.stores.wakeups import Doorbell
+from pgqrs.types import Duration, Message, seconds, whole
+
+RENEW_AFTER = 1 / 3
+"""The part of a lease after which it is renewed: two tries are left before it lapses."""
+REST = 1.0
+"""Seconds between two tries at something that failed."""
+NEVER = float("inf")
+
+
+@dataclass(slots=True)
+class _Hold:
+    """A message, and when its lease may have lapsed by the clock of this process."""
+
+    message: Message
+    lease: float
+    until: float
+
+
+class _Asked(NamedTuple):
+    """What there was when somebody asked for a message: see `Buffer._is_over`."""
+
+    looks: int
+    deadline: float
+
+
+class Buffer(Holder):
+    """Messages of one consumer, handed out one by one; acks are sent later, several at a time.
+
+    An iterator. `ack` only takes note. That a lease was lost, or that the database stayed away, is
+    raised by the next step of the iteration, by `flush` or by `close`, whichever comes first;
+    iterating may go on after that. Everything else (`fail`, `release`, `extend`, `delete`) is done at
+    once, as by the consumer.
+    """
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        n: int,
+        *,
+        lease: Duration | None,
+        ack_size: int | None,
+        ack_every: Duration,
+        wait: Duration | None,
+    ) -> None:
+        super().__init__(consumer._database)
+        self._consumer = consumer
+        self._n = whole("n", n, low=1, high=MAX_DEQUEUE)
+        self._lease = consumer._lease if lease is None else seconds("lease", lease)
+        if self._lease == 0:
+            raise InvalidArgument("lease", "expected more than 0 seconds")
+        self._ack_size = (
+            max(1, n // 2)
+            if ack_size is None
+            else whole("ack_size", ack_size, low=1, high=MAX_DEQUEUE)
+        )
+        self._ack_every = seconds("ack_every", ack_every)
+        self._wait = None if wait is None else seconds("wait", wait)
+
+        self._state = threading.Condition()
+        """Guards what follows, never while the database is asked, and tells of changes."""
+        self._held: dict[int, _Hold] = {}
+        self._ahead: deque[Message] = deque()
+        self._done: list[Held] = []
+        self._acked = self._settled = 0
+        self._looks_begun = self._looks_ended = 0
+        self._lost: list[int] = []
+        self._error: Exception | None = None
+        self._closed = False
+
+        self._look_wanted = True
+        self._flush_wanted = False
+        self._look_at = self._ack_at = self._renew_at = NEVER
+        self._rung = threading.Event()
+        self._wake: Callable[[], object] = self._rung.set
+        self._heard: Callable[[], object] = lambda: None
+        """Both are called from any thread, and must not block."""
+        self._opening = threading.Lock()
+        self._keeper: threading.Thread | None = None
+
+    def _own_worker_id(self) -> int | None:
+        return self._consumer.worker_id
+
+    # For the application
+
+    def open(self) -> Self:
+        """Begin to read ahead, unless that was done. The first step of the iteration does it too."""
+        if self._keeper is None:
+            with self._opening:
+                self._start()
+        return self
+
+    def _start(self) -> None:
+        if self._keeper is None and not self._closed:
+            self._consumer.open()
+            self._consumer._buffers.add(self)
+            self._keeper = threading.Thread(target=self._keep, name="pgqrs-buffer", daemon=True)
+            self._keeper.start()
+
+    def __iter__(self) -> Iterator[Message]:
+        return self
+
+    def __next__(self) -> Message:
+        """The next message; waits for one. Ends when closed, or when nothing came for `wait`."""
+        self.open()
+        asked = self._ask()
+        with self._state:
+            while (message := self._take()) is None:
+                if self._is_over(asked):
+                    raise StopIteration
+                self._state.wait(self._patience(asked))
+        return message
+
+    def ack_many(self, messages: Iterable[Held]) -> None:
+        """Many are done: noted, and sent with the next batch."""
+        done = list(messages)
+        for message in done:
+            self._claim_on(message)  # refuses what cannot be held
+        if self._closed:
+            super().ack_many(done)
+            return
+        with self._state:
+            if not self._done:
+                self._ack_at = time.monotonic() + self._ack_every
+                self._wake()  # so that it knows until when it may sleep
+            self._done += done
+            self._acked += len(done)
+            if len(self._done) >= self._ack_size:
+                self._wake()
+
+    archive_many = ack_many
+
+    def flush(self) -> None:
+        """Send the acks that were noted so far, and wait until they are stored."""
+        mark = self._want_flush()
+        with self._state:
+            while not self._is_settled(mark):
+                self._state.wait()
+
+    def close(self) -> None:
+        """Send the acks, give back what was not handed out, and stop.
+
+        What was handed out and not acked stays held until its lease lapses; it can still be acked.
+        """
+        if self._end():
+            self._consumer._buffers.discard(self)
+            if self._keeper is not None:
+                self._keeper.join()
+            self._finish()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except PgqrsError:
+            if error is None:  # else what went wrong first is what counts
+                raise
+
+    # Steps of the above that wait for nothing, and serve asyncio as well
+
+    def _ask(self) -> _Asked:
+        with self._state:
+            deadline = NEVER if self._wait is None else time.monotonic() + self._wait
+            if not self._ahead and self._wait is not None:
+                self._ring()
+            return _Asked(self._looks_begun, deadline)
+
+    def _take(self) -> Message | None:
+        """The next message that is really held, if there is one now."""
+        with self._state:
+            self._raise_trouble()
+            if self._closed or not self._ahead:
+                return None
+            if self._held[self._ahead[0].id].until <= time.monotonic():
+                self._renew_at = 0.0  # this process slept: perhaps it is somebody else's by now
+                self._wake()
+                return None
+            message = self._ahead.popleft()
+            if len(self._ahead) == self._n // 2:
+                self._ring()
+            return message
+
+    def _is_over(self, asked: _Asked) -> bool:
+        """Whether to give up: closed, or too late, and a look begun after asking found nothing."""
+        return self._closed or (
+            time.monotonic() >= asked.deadline and self._looks_ended > asked.looks
+        )
+
+    def _patience(self, asked: _Asked) -> float | None:
+        """Seconds until giving up is worth a thought; None if only a change can matter."""
+        remaining = asked.deadline - time.monotonic()
+        return remaining if 0 < remaining < NEVER else None
+
+    def _want_flush(self) -> int:
+        with self._state:
+            self._flush_wanted = True
+            self._wake()
+            return self._acked
+
+    def _is_settled(self, mark: int) -> bool:
+        """Whether all acks up to this mark are stored."""
+        with self._state:
+            self._raise_trouble()
+            return self._settled >= mark or self._closed
+
+    def _raise_trouble(self) -> None:
+        """What the keeper could tell nobody."""
+        lost, error = self._lost, self._error
+        self._lost, self._error = [], error if isinstance(error, StoreClosed) else None
+        if lost:
+            self._error = error
+            raise LeaseLost(lost)
+        if error is not None:
+            raise error
+
+    def _end(self) -> bool:
+        """Hand out no more. Returns whether that is new."""
+        with self._state:
+            new, self._closed = not self._closed, True
+            self._announce()
+            self._wake()
+            return new
+
+    def _finish(self) -> None:
+        """After the keeper has ended: ack what is done, give back what nobody has begun with."""
+        self._error = None  # claims matter no more, and acks are tried once more
+        try:
+            self._flush()
+        finally:
+            ahead = list(self._ahead)
+            self._ahead.clear()
+            if ahead:
+                with suppress(LeaseLost):
+                    self._consumer.release_many(ahead)
+        self._raise_trouble()
+
+    # How the keeper is woken, and how it tells of changes
+
+    def _ring(self) -> None:
+        """There may be something to claim, or somebody to claim for."""
+        self._look_wanted = True
+        self._wake()
+
+    def _announce(self) -> None:
+        with self._state:
+            self._state.notify_all()
+        self._heard()
+
+    def _doorbell(self) -> Doorbell:
+        return self._consumer._doorbell(self._ring)
+
+    # The keeper
+
+    def _keep(self) -> None:
+        with self._doorbell():
+            while not self._closed:
+                self._rung.clear()
+                self._rung.wait(self._step())
+
+    def _step(self) -> float:
+        """Do what is due. Returns the seconds until something else is."""
+        duties: tuple[Callable[[], object], ...] = (
+            self._flush_if_due,
+            self._renew_if_due,
+            self._refill_if_low,
+            self._consumer._presence.keep_alive,
+        )
+        for duty in duties:
+            if self._closed:
+                return 0.0
+            try:
+                duty()
+            except Exception as exc:
+                self._report(exc)
+                return REST
+        due = min(self._look_at, self._ack_at, self._renew_at) - time.monotonic()
+        return max(0.0, min(due, self._database.config.heartbeat))
+
+    def _report(self, error: Exception) -> None:
+        with self._state:
+            self._error = error
+            self._look_wanted = True
+            self._announce()
+            if isinstance(error, StoreClosed):
+                self._closed = True
+
+    def _flush_if_due(self) -> None:
+        if (
+            self._flush_wanted
+            or len(self._done) >= self._ack_size
+            or self._ack_at <= time.monotonic()
+        ):
+            self._flush()
+
+    def _flush(self) -> None:
+        with self._state:
+            done, self._done = self._done, []
+            self._flush_wanted, self._ack_at = False, NEVER
+        lost: tuple[int, ...] = ()
+        try:
+            if done:
+                self._consumer.ack_many(done)
+        except LeaseLost as exc:
+            lost = exc.ids
+        except BaseException:
+            with self._state:
+                self._done = done + self._done  # repeating an ack is fine
+                self._ack_at = time.monotonic() + REST
+            raise
+        with self._state:
+            self._lost += lost
+            self._settled += len(done)
+            self._forget(done)
+            self._announce()
+
+    def _forget(self, done: list[Held]) -> None:
+        by_id = {message for message in done if isinstance(message, int)}
+        for message in done:
+            if isinstance(message, Message):
+                hold = self._held.get(message.id)
+                if hold is not None and hold.message.read_ct == message.read_ct:
+                    del self._held[message.id]
+        if by_id:
+            self._drop(by_id)
+
+    def _drop(self, ids: Collection[int]) -> None:
+        """Messages that are not held any more, handed out or not."""
+        for id in ids:
+            self._held.pop(id, None)
+        self._ahead = deque(message for message in self._ahead if message.id not in ids)
+
+    def _renew_if_due(self) -> None:
+        if self._renew_at > time.monotonic():
+            return
+        with self._state:
+            held = list(self._held.values())
+        for lease in {hold.lease for hold in held}:
+            self._renew([hold for hold in held if hold.lease == lease], lease)
+        with self._state:
+            self._schedule_renewal(self._held.values())
+            self._announce()
+
+    def _renew(self, holds: list[_Hold], lease: float) -> None:
+        asked = time.monotonic()
+        lost: frozenset[int] = frozenset()
+        try:
+            self._consumer.extend_many([hold.message for hold in holds], lease)
+        except LeaseLost as exc:
+            lost = frozenset(exc.ids)
+        with self._state:
+            for hold in holds:
+                hold.until = asked + lease
+            self._drop(lost)  # lapsed, or ended by other means than this buffer
+
+    def _schedule_renewal(self, holds: Iterable[_Hold]) -> None:
+        self._renew_at = min(
+            (hold.until - hold.lease * (1 - RENEW_AFTER) for hold in holds), default=NEVER
+        )
+
+    def _refill_if_low(self) -> None:
+        if len(self._ahead) > self._n // 2:
+            self._look_at = NEVER  # whoever takes the next ones rings
+            return
+        if not self._look_wanted and self._look_at > time.monotonic():
+            return
+        with self._state:
+            self._look_wanted = False
+            self._looks_begun += 1
+            room = self._n - len(self._ahead)
+        asked = time.monotonic()
+        found, pause = self._consumer._look(room, self._lease)
+        with self._state:
+            self._look_at = asked + pause
+            self._looks_ended += 1
+            self._hold(found, asked)
+            self._ahead.extend(found)
+            self._announce()
+
+    def _hold(self, claimed: list[Message], asked: float) -> None:
+        for message in claimed:
+            begun = message.dequeued_at or message.vt
+            lease = (message.vt - begun).total_seconds()
+            self._held[message.id] = hold = _Hold(message, lease, asked + lease)
+        if claimed:
+            self._renew_at = min(self._renew_at, asked + hold.lease * RENEW_AFTER)

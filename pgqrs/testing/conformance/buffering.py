@@ -1,0 +1,308 @@
+"""Buffers: read ahead, acked in batches, and nothing promised is given up for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pgqrs import InvalidArgument, LeaseLost, QueueNotFound, WorkerStopped
+from pgqrs.testing import ManualClock
+from pgqrs.testing.conformance.harness import QUEUE, Harness
+
+LONG = 60
+"""Far longer than any test takes: what happens earlier has another reason."""
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def completed(admin: Any) -> int:
+    return int(admin.queue_stats(QUEUE).archived["completed"])
+
+
+def inner(buffer: Any) -> Any:
+    """The sync buffer behind any face of it."""
+    return getattr(getattr(buffer, "_wrapped", buffer), "_sync", buffer)
+
+
+@pytest.fixture
+def ten(producer: Any) -> list[int]:
+    ids: list[int] = producer.enqueue_many(range(10))
+    return ids
+
+
+@pytest.fixture
+def later(consumer: Any) -> Iterator[Any]:
+    """A buffer that sends no ack by itself."""
+    with consumer.buffer(4, ack_size=1000, ack_every=LONG, wait=0) as buffer:
+        yield buffer
+
+
+def test_everything_is_handed_out_in_order_and_acked(
+    admin: Any, producer: Any, consumer: Any
+) -> None:
+    producer.enqueue_many(range(25))
+    with consumer.buffer(10, wait=0) as buffer:
+        seen = []
+        for message in buffer:
+            seen.append(message.payload)
+            buffer.ack(message)
+    assert seen == list(range(25))
+    assert completed(admin) == 25
+    assert admin.peek(QUEUE) == []
+
+
+def test_acks_wait_for_a_flush(admin: Any, ten: list[int], later: Any) -> None:
+    first, second = next(later), next(later)
+    later.ack(first)
+    later.archive_many([second.id])
+    assert completed(admin) == 0
+    later.flush()
+    assert completed(admin) == 2
+    later.flush()
+
+
+def test_acks_are_sent_when_there_are_enough(admin: Any, ten: list[int], consumer: Any) -> None:
+    with consumer.buffer(4, ack_size=2, ack_every=LONG, wait=0) as buffer:
+        buffer.ack(next(buffer))
+        buffer.ack(next(buffer))
+        until(lambda: completed(admin) == 2)
+        buffer.ack(next(buffer))
+        assert completed(admin) == 2
+
+
+def test_acks_are_sent_after_some_time(admin: Any, ten: list[int], consumer: Any) -> None:
+    with consumer.buffer(4, ack_size=1000, ack_every=0.02, wait=0) as buffer:
+        buffer.ack(next(buffer))
+        until(lambda: completed(admin) == 1)
+
+
+def test_no_more_is_claimed_than_asked_for(admin: Any, ten: list[int], later: Any) -> None:
+    until(lambda: admin.queue_stats(QUEUE).leased == 4)
+    next(later)
+    assert admin.queue_stats(QUEUE).leased <= 4
+    next(later)
+    until(lambda: admin.queue_stats(QUEUE).leased == 6)  # two out, four ahead
+
+
+def test_closing_acks_what_is_done_and_gives_back_what_was_not_begun(
+    admin: Any, ten: list[int], consumer: Any, rival: Any
+) -> None:
+    with consumer.buffer(5, ack_every=LONG, wait=0) as buffer:
+        done, begun = next(buffer), next(buffer)
+        buffer.ack(done)
+    assert completed(admin) == 1
+    assert [message.id for message in admin.peek(QUEUE)] == ten[1:]
+    again = rival.dequeue(10)
+    assert [message.id for message in again] == ten[2:]
+    assert {message.attempt for message in again} == {1}  # the buffer's claims do not count
+    assert admin.get_message(begun.id).consumer_worker_id == consumer.worker_id
+    buffer.ack(begun)  # at once, now that nobody is left to do it later
+    assert completed(admin) == 2
+
+
+def test_leases_of_all_that_is_held_are_renewed(
+    harness: Harness, admin: Any, ten: list[int]
+) -> None:
+    store = harness.open(clock=None)
+    with store.consumer(QUEUE) as consumer:
+        with consumer.buffer(3, lease=1.5, ack_size=1000, ack_every=LONG, wait=0) as buffer:
+            done, begun = next(buffer), next(buffer)
+            buffer.ack(done)
+            until(lambda: inner(buffer)._ahead)
+            ahead = inner(buffer)._ahead[0]
+            held = (done, begun, ahead)
+            until(lambda: all(admin.get_message(message.id).vt > message.vt for message in held))
+        buffer.ack(begun)
+    assert completed(admin) == 2
+
+
+def test_a_lost_lease_is_told_by_the_flush(
+    admin: Any, ten: list[int], later: Any, consumer: Any
+) -> None:
+    first, second = next(later), next(later)
+    consumer.delete(first)
+    later.ack_many([first, second])
+    with pytest.raises(LeaseLost) as caught:
+        later.flush()
+    assert caught.value.ids == (first.id,)
+    assert completed(admin) == 1
+    later.flush()  # told once
+
+
+def test_a_lost_lease_is_told_by_the_iteration_which_may_go_on(
+    admin: Any, ten: list[int], consumer: Any
+) -> None:
+    with consumer.buffer(2, ack_size=1, wait=0) as buffer:
+        first = next(buffer)
+        consumer.delete(first)
+        buffer.ack(first)
+        until(lambda: inner(buffer)._lost)
+        with pytest.raises(LeaseLost) as caught:
+            next(buffer)
+        assert caught.value.ids == (first.id,)
+        for message in buffer:
+            buffer.ack(message)
+    assert completed(admin) == 9
+
+
+def test_a_lost_lease_is_told_by_closing(ten: list[int], consumer: Any) -> None:
+    buffer = consumer.buffer(2, ack_every=LONG, wait=0)
+    first = next(buffer)
+    consumer.delete(first)
+    buffer.ack(first)
+    with pytest.raises(LeaseLost) as caught:
+        buffer.close()
+    assert caught.value.ids == (first.id,)
+    buffer.close()
+
+
+def test_an_error_of_the_application_comes_before_a_lost_lease(
+    ten: list[int], consumer: Any
+) -> None:
+    with (
+        pytest.raises(ZeroDivisionError),
+        consumer.buffer(2, ack_every=LONG, wait=0) as buffer,
+    ):
+        first = next(buffer)
+        consumer.delete(first)
+        buffer.ack(first)
+        raise ZeroDivisionError
+
+
+def test_what_was_lost_before_it_was_begun_is_not_handed_out(
+    ten: list[int], consumer: Any, rival: Any, clock: ManualClock
+) -> None:
+    with consumer.buffer(4, lease=0.9, wait=0) as buffer:
+        until(lambda: len(inner(buffer)._ahead) == 4)
+        clock.advance(1)
+        stolen = rival.dequeue(10, lease=LONG)
+        assert len(stolen) == 10
+        until(lambda: not inner(buffer)._ahead)
+        assert list(buffer) == []
+        rival.ack_many(stolen)
+
+
+def test_other_endings_are_at_once(admin: Any, ten: list[int], later: Any, consumer: Any) -> None:
+    one, two, three, four = (next(later) for _ in range(4))
+    later.delete(one)
+    assert later.fail(two, "no", dead=True) is False
+    assert later.fail(three, "not yet", delay=LONG) is True
+    later.extend(four, 2 * LONG)
+    stats = admin.queue_stats(QUEUE)
+    assert (stats.archived["failed"], stats.delayed) == (1, 1)
+    later.release(four, delay=LONG)
+    assert admin.queue_stats(QUEUE).delayed == 2
+    with pytest.raises(LeaseLost):
+        later.extend(one, 5)
+
+
+def test_the_iteration_ends_when_nothing_came_for_a_while(
+    harness: Harness, admin: Any, producer: Any
+) -> None:
+    with harness.open(clock=None).consumer(QUEUE) as consumer:
+        with consumer.buffer(wait=0) as buffer:
+            assert list(buffer) == []
+            producer.enqueue(1)
+            assert [message.payload for message in buffer] == [1]
+        began = time.monotonic()
+        with consumer.buffer(wait=0.2) as buffer:
+            assert list(buffer) == []
+        assert time.monotonic() - began >= 0.2
+
+
+def test_a_message_that_comes_later_is_handed_out(harness: Harness, admin: Any) -> None:
+    store = harness.open(clock=None)
+    with store.consumer(QUEUE) as consumer, consumer.buffer() as buffer:
+        late = threading.Timer(0.1, lambda: store.producer(QUEUE).enqueue("late"))
+        late.start()
+        message = next(buffer)
+        assert message.payload == "late"
+        buffer.ack(message)
+        late.join()
+    assert completed(admin) == 1
+
+
+def test_closing_ends_the_iteration(harness: Harness, admin: Any) -> None:
+    store = harness.open(clock=None)
+    with store.consumer(QUEUE) as consumer:
+        buffer = consumer.buffer()
+        closing = threading.Timer(0.1, buffer.close)
+        closing.start()
+        assert list(buffer) == []
+        closing.join()
+        assert list(buffer) == []
+
+
+def test_closing_the_consumer_closes_its_buffers(
+    store: Any, admin: Any, ten: list[int], rival: Any
+) -> None:
+    consumer = store.consumer(QUEUE)
+    buffer = consumer.buffer(5, wait=0)
+    buffer.ack(next(buffer))
+    consumer.close()
+    assert completed(admin) == 1
+    assert len(rival.dequeue(10)) == 9
+    assert list(buffer) == []
+    assert len(admin.list_workers()) == 1
+
+
+def test_several_readers_share_a_buffer(admin: Any, producer: Any, consumer: Any) -> None:
+    producer.enqueue_many(range(60))
+    seen: list[int] = []
+
+    def read() -> None:
+        for message in buffer:
+            seen.append(message.payload)
+            buffer.ack(message)
+
+    with consumer.buffer(8, wait=0) as buffer:
+        readers = [threading.Thread(target=read) for _ in range(4)]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+    assert sorted(seen) == list(range(60))
+    assert completed(admin) == 60
+
+
+def test_what_hinders_claiming_is_told_by_the_iteration(store: Any, admin: Any) -> None:
+    with pytest.raises(QueueNotFound):
+        next(store.consumer("no such").buffer())
+    with store.consumer(QUEUE) as consumer, consumer.buffer() as buffer:
+        until(lambda: consumer.worker_id is not None)
+        admin.stop_worker(consumer.worker_id)
+        inner(buffer)._ring()
+        with pytest.raises(WorkerStopped):
+            next(buffer)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"n": 0},
+        {"n": True},
+        {"lease": 0},
+        {"lease": -1},
+        {"ack_size": 0},
+        {"ack_every": -1},
+        {"wait": "soon"},
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_refused(consumer: Any, bad: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match=next(iter(bad))):
+        consumer.buffer(**bad)
+
+
+def test_what_was_not_dequeued_is_refused_at_once(admin: Any, ten: list[int], later: Any) -> None:
+    with pytest.raises(InvalidArgument, match="was not dequeued"):
+        later.ack(admin.peek(QUEUE, 10)[-1])

@@ -1,0 +1,3 @@
+"""The conformance suite: buffering."""
+
+from pgqrs.testing.conformance.buffering import *  # noqa: F403
