@@ -72,6 +72,7 @@ class Buffer(Holder):
     ) -> None:
         super().__init__(consumer._database)
         self._consumer = consumer
+        self._life = consumer._life
         self._n = whole("n", n, low=1, high=MAX_DEQUEUE)
         self._lease = consumer._lease if lease is None else seconds("lease", lease)
         if self._lease == 0:
@@ -86,7 +87,7 @@ class Buffer(Holder):
 
         self._state = threading.Condition()
         """Guards what follows, never while the database is asked, and tells of changes."""
-        self._held: dict[int, _Hold] = {}
+        self._holds: dict[int, _Hold] = {}
         self._ahead: deque[Message] = deque()
         self._done: list[Held] = []
         self._acked = self._settled = 0
@@ -141,8 +142,7 @@ class Buffer(Holder):
     def ack_many(self, messages: Iterable[Held]) -> None:
         """Many are done: noted, and sent with the next batch."""
         done = list(messages)
-        for message in done:
-            self._claim_on(message)  # refuses what cannot be held
+        self._held(done)  # refuses what cannot be held
         if self._closed:
             super().ack_many(done)
             return
@@ -205,7 +205,7 @@ class Buffer(Holder):
             self._raise_trouble()
             if self._closed or not self._ahead:
                 return None
-            if self._held[self._ahead[0].id].until <= time.monotonic():
+            if self._holds[self._ahead[0].id].until <= time.monotonic():
                 self._renew_at = 0.0  # this process slept: perhaps it is somebody else's by now
                 self._wake()
                 return None
@@ -351,27 +351,27 @@ class Buffer(Holder):
         by_id = {message for message in done if isinstance(message, int)}
         for message in done:
             if isinstance(message, Message):
-                hold = self._held.get(message.id)
+                hold = self._holds.get(message.id)
                 if hold is not None and hold.message.read_ct == message.read_ct:
-                    del self._held[message.id]
+                    del self._holds[message.id]
         if by_id:
             self._drop(by_id)
 
     def _drop(self, ids: Collection[int]) -> None:
         """Messages that are not held any more, handed out or not."""
         for id in ids:
-            self._held.pop(id, None)
+            self._holds.pop(id, None)
         self._ahead = deque(message for message in self._ahead if message.id not in ids)
 
     def _renew_if_due(self) -> None:
         if self._renew_at > time.monotonic():
             return
         with self._state:
-            held = list(self._held.values())
+            held = list(self._holds.values())
         for lease in {hold.lease for hold in held}:
             self._renew([hold for hold in held if hold.lease == lease], lease)
         with self._state:
-            self._schedule_renewal(self._held.values())
+            self._schedule_renewal(self._holds.values())
             self._announce()
 
     def _renew(self, holds: list[_Hold], lease: float) -> None:
@@ -402,7 +402,7 @@ class Buffer(Holder):
             self._looks_begun += 1
             room = self._n - len(self._ahead)
         asked = time.monotonic()
-        found, pause = self._consumer._look(room, self._lease)
+        found, pause = self._consumer._look(room, self._lease, self._life)
         with self._state:
             self._look_at = asked + pause
             self._looks_ended += 1
@@ -414,6 +414,6 @@ class Buffer(Holder):
         for message in claimed:
             begun = message.dequeued_at or message.vt
             lease = (message.vt - begun).total_seconds()
-            self._held[message.id] = hold = _Hold(message, lease, asked + lease)
+            self._holds[message.id] = hold = _Hold(message, lease, asked + lease)
         if claimed:
             self._renew_at = min(self._renew_at, asked + hold.lease * RENEW_AFTER)
