@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from functools import partial
+from itertools import islice
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -10,6 +13,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from pgqrs.errors import InvalidArgument, MessageNotFound, QueueNotFound, WorkerNotFound
+from pgqrs.matching import ANYTHING, ArchiveFilter, archive_filter, reasons
 from pgqrs.repositories import archive, dequeue, messages, queues, stats, workers
 from pgqrs.stores import Database, Work
 from pgqrs.types import (
@@ -38,6 +42,9 @@ class _Unchanged:
 
 
 UNCHANGED: Final[Any] = _Unchanged()
+_FAILED = archive_filter(
+    reason=ArchiveReason.FAILED, since=None, until=None, error=None, payload=ANYTHING, headers=None
+)
 
 
 class Admin:
@@ -118,9 +125,11 @@ class Admin:
 
     def resume_queue(self, name: str) -> Queue:
         """Hand out messages again."""
-        return self._database.write(
+        resumed = self._database.write(
             lambda c: queues.configure(c, name, paused=False), repeatable=True
         )
+        self._database.ring(name)
+        return resumed
 
     def purge_queue(self, name: str) -> int:
         """Delete all messages of a queue, also held ones. Returns how many."""
@@ -171,17 +180,29 @@ class Admin:
         queue: str,
         *,
         reason: ArchiveReason | str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        error: str | None = None,
+        payload: Any = ANYTHING,
+        headers: Mapping[str, Any] | None = None,
         n: int = 100,
         after: int = 0,
     ) -> list[ArchivedMessage]:
         """Finished messages in the order they ended; `after` is the last archive id of the page
-        before.
+        before. What the other arguments choose: see `replay_all`.
         """
-        return self._find_archived(queue, _reasons(reason), replayed=True, n=n, after=after)
+        chosen = archive_filter(
+            reason=reason, since=since, until=until, error=error, payload=payload, headers=headers
+        )
+        limit = whole("n", n, low=1, high=100_000)
+        pages = self._find_archived(queue, chosen, replayed=True, size=limit, after=after)
+        return list(islice((found for page in pages for found in page), limit))
 
     def dead_letters(self, queue: str, *, n: int = 100, after: int = 0) -> list[ArchivedMessage]:
         """Messages that failed for good and were not replayed."""
-        return self._find_archived(queue, [ArchiveReason.FAILED], replayed=False, n=n, after=after)
+        limit = whole("n", n, low=1, high=100_000)
+        pages = self._find_archived(queue, _FAILED, replayed=False, size=limit, after=after)
+        return list(islice((found for page in pages for found in page), limit))
 
     def replay(self, ids: int | Iterable[int]) -> list[int]:
         """Enqueue archived messages anew, by the ids they had as messages. Returns the new ids.
@@ -190,13 +211,36 @@ class Admin:
         """
         wanted = [ids] if isinstance(ids, int) else list(ids)
         now = self._database.now()
-        return self._database.write(lambda c: archive.replay_messages(c, wanted, now=now))
+        replayed = self._database.write(lambda c: archive.replay_messages(c, wanted, now=now))
+        for queue in replayed.queues:
+            self._database.ring(queue)
+        return replayed.ids
+
+    def replay_all(
+        self,
+        queue: str,
+        *,
+        reason: ArchiveReason | str | None = "failed",
+        since: datetime | None = None,
+        until: datetime | None = None,
+        error: str | None = None,
+        payload: Any = ANYTHING,
+        headers: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Enqueue anew all archived messages that match and were not replayed yet. Returns how many.
+
+        They ended for this reason (None: any), at or after `since`, before `until`, with an error
+        that contains this text, with this payload, with these headers. Of an object, only the
+        members that are given are compared. In bounded batches, each its own transaction.
+        """
+        chosen = archive_filter(
+            reason=reason, since=since, until=until, error=error, payload=payload, headers=headers
+        )
+        return self._replay_all(queue, chosen)
 
     def replay_dead_letters(self, queue: str) -> int:
         """Enqueue all dead letters of a queue anew. Returns how many."""
-        self.get_queue(queue)
-        now = self._database.now()
-        return self._in_batches(lambda c: archive.replay_failed(c, queue, limit=BATCH, now=now))
+        return self._replay_all(queue, _FAILED)
 
     def purge_archive(
         self,
@@ -215,9 +259,9 @@ class Admin:
         kept = retention if older_than is None else older_than
         if kept is None:
             return 0
-        age, reasons, now = seconds("older_than", kept), _reasons(reason), self._database.now()
+        age, ended, now = seconds("older_than", kept), reasons(reason), self._database.now()
         return self._in_batches(
-            lambda c: archive.purge(c, queue, reasons=reasons, older_than=age, limit=BATCH, now=now)
+            lambda c: archive.purge(c, queue, reasons=ended, older_than=age, limit=BATCH, now=now)
         )
 
     # Workers
@@ -268,15 +312,30 @@ class Admin:
         """Nothing to let go of; here so that it reads like a consumer."""
 
     def _find_archived(
-        self, queue: str, reasons: list[ArchiveReason], *, replayed: bool, n: int, after: int
-    ) -> list[ArchivedMessage]:
-        limit = whole("n", n, low=1, high=100_000)
+        self, queue: str, chosen: ArchiveFilter, *, replayed: bool, size: int, after: int
+    ) -> Iterator[list[ArchivedMessage]]:
+        """What is chosen, in pages; the database is asked for `size` at a time."""
         self.get_queue(queue)
-        return self._database.read(
-            lambda c: archive.find(
-                c, queue, reasons=reasons, replayed=replayed, limit=limit, after=after
-            )
-        )
+        if chosen.looks_inside:
+            size = BATCH
+        while True:
+            asked: dict[str, Any] = {"replayed": replayed, "limit": size, "after": after}
+            page = self._database.read(partial(_find_page, queue, chosen, asked))
+            yield [found for found in page if chosen.matches(found)]
+            if len(page) < size:
+                return
+            after = page[-1].id
+
+    def _replay_all(self, queue: str, chosen: ArchiveFilter) -> int:
+        total = 0
+        for page in self._find_archived(queue, chosen, replayed=False, size=BATCH, after=0):
+            total += self._replay_once([found.id for found in page])
+            self._database.ring(queue)
+        return total
+
+    def _replay_once(self, ids: list[int]) -> int:
+        now = self._database.now()
+        return self._database.write(lambda c: archive.replay_once(c, ids, now=now)) if ids else 0
 
     def _tell(self, id: int, status: WorkerStatus) -> None:
         if not self._database.write(
@@ -305,6 +364,19 @@ class Admin:
         self.close()
 
 
+def _find_page(
+    queue: str, chosen: ArchiveFilter, asked: dict[str, Any], connection: Connection
+) -> list[ArchivedMessage]:
+    return archive.find(
+        connection,
+        queue,
+        reasons=chosen.reasons,
+        since=chosen.since,
+        until=chosen.until,
+        **asked,
+    )
+
+
 def _valid_name(name: str) -> None:
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
         raise InvalidArgument("name", f"a queue's name is printable text, not {name!r}")
@@ -323,13 +395,3 @@ def _settings(**given: Any) -> dict[str, Any]:
     if "max_read_ct" in settings:
         whole("max_read_ct", settings["max_read_ct"], low=1, high=2**31 - 1)
     return settings
-
-
-def _reasons(reason: ArchiveReason | str | None) -> list[ArchiveReason]:
-    if reason is None:
-        return list(ArchiveReason)
-    try:
-        return [ArchiveReason(reason)]
-    except ValueError:
-        known = ", ".join(ArchiveReason)
-        raise InvalidArgument("reason", f"expected one of {known}, got {reason!r}") from None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
 
 from pgqrs.admin import UNCHANGED, Admin
 from pgqrs.aio.bridge import Bridge, Facade
+from pgqrs.matching import ANYTHING
 from pgqrs.types import (
     ArchivedMessage,
     ArchiveReason,
@@ -125,14 +128,28 @@ class AsyncAdmin(Facade):
         queue: str,
         *,
         reason: ArchiveReason | str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        error: str | None = None,
+        payload: Any = ANYTHING,
+        headers: Mapping[str, Any] | None = None,
         n: int = 100,
         after: int = 0,
     ) -> list[ArchivedMessage]:
         """Finished messages in the order they ended; `after` is the last archive id of the page
-        before.
+        before. What the other arguments choose: see `replay_all`.
         """
         return await self._bridge.run(
-            self._sync.list_archive, queue, reason=reason, n=n, after=after
+            self._sync.list_archive,
+            queue,
+            reason=reason,
+            since=since,
+            until=until,
+            error=error,
+            payload=payload,
+            headers=headers,
+            n=n,
+            after=after,
         )
 
     async def dead_letters(
@@ -147,6 +164,34 @@ class AsyncAdmin(Facade):
         All of them or none. The archive keeps them, with what they became.
         """
         return await self._bridge.run(self._sync.replay, ids)
+
+    async def replay_all(
+        self,
+        queue: str,
+        *,
+        reason: ArchiveReason | str | None = "failed",
+        since: datetime | None = None,
+        until: datetime | None = None,
+        error: str | None = None,
+        payload: Any = ANYTHING,
+        headers: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Enqueue anew all archived messages that match and were not replayed yet. Returns how many.
+
+        They ended for this reason (None: any), at or after `since`, before `until`, with an error
+        that contains this text, with this payload, with these headers. Of an object, only the
+        members that are given are compared. In bounded batches, each its own transaction.
+        """
+        return await self._bridge.run(
+            self._sync.replay_all,
+            queue,
+            reason=reason,
+            since=since,
+            until=until,
+            error=error,
+            payload=payload,
+            headers=headers,
+        )
 
     async def replay_dead_letters(self, queue: str) -> int:
         """Enqueue all dead letters of a queue anew. Returns how many."""

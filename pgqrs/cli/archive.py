@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from typing import Any
+
 import click
+from click.core import ParameterSource
 
 from pgqrs import Admin, ArchiveReason, MessageNotFound
 from pgqrs.cli import parameters
 from pgqrs.cli.output import print_archived, print_json
 from pgqrs.cli.target import Target
+from pgqrs.matching import ANYTHING
 
 NAME = click.argument("name")
 REASON = click.option(
@@ -17,22 +23,75 @@ REASON = click.option(
 )
 
 
+def _payload(_context: click.Context, _option: click.Parameter, text: str | None) -> Any:
+    if text is None:
+        return ANYTHING
+    try:
+        return json.loads(text)
+    except ValueError as exc:
+        raise click.BadParameter(f"not JSON: {exc}") from None
+
+
+def _headers(
+    _context: click.Context, _option: click.Parameter, pairs: tuple[str, ...]
+) -> dict[str, str] | None:
+    parts = [pair.partition("=") for pair in pairs]
+    for name, separator, _ in parts:
+        if not separator:
+            raise click.BadParameter(f"{name!r} is not of the form NAME=VALUE")
+    return {name: value for name, _, value in parts} or None
+
+
+def choosing(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that choose among finished messages by what is in them."""
+    for option in (
+        click.option(
+            "--header",
+            "headers",
+            multiple=True,
+            metavar="NAME=VALUE",
+            callback=_headers,
+            help="Only with this header; may be repeated.",
+        ),
+        click.option(
+            "--payload",
+            metavar="JSON",
+            callback=_payload,
+            help="Equal; of an object, these members.",
+        ),
+        click.option("--error", metavar="TEXT", help="Only with this text in the error."),
+        click.option("--until", type=parameters.moment, metavar="TIME", help="Ended before."),
+        click.option(
+            "--since", type=parameters.moment, metavar="TIME", help="Ended then or later."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 @click.command()
 @NAME
 @REASON
+@choosing
 @parameters.limit
 @parameters.after
 @parameters.as_json
 @click.pass_obj
 def archive(
-    target: Target, name: str, reason: str | None, limit: int, after: int, as_json: bool
+    target: Target,
+    /,
+    name: str,
+    limit: int,
+    after: int,
+    as_json: bool,
+    **chosen: Any,
 ) -> None:
     """Show finished messages of the queue NAME.
 
     They come in the order they ended; --after takes the archive id of the last one.
     """
     with target.open() as store:
-        found = store.admin().list_archive(name, reason=reason, n=limit, after=after)
+        found = store.admin().list_archive(name, n=limit, after=after, **chosen)
     print_archived(found, as_json=as_json, empty=f"The archive of queue {name!r} has no such.")
 
 
@@ -61,17 +120,36 @@ def dead(target: Target, name: str, limit: int, after: int, as_json: bool) -> No
     multiple=True,
     help="Only this message, however it ended; may be repeated.",
 )
+@click.option(
+    "--reason",
+    type=click.Choice([*(reason.value for reason in ArchiveReason), "any"]),
+    default=ArchiveReason.FAILED.value,
+    help="Those that ended this way.",
+)
+@choosing
 @parameters.as_json
-@click.pass_obj
-def replay(target: Target, name: str, ids: tuple[int, ...], as_json: bool) -> None:
+@click.pass_context
+def replay(
+    context: click.Context,
+    /,
+    name: str,
+    ids: tuple[int, ...],
+    reason: str,
+    as_json: bool,
+    **chosen: Any,
+) -> None:
     """Enqueue dead letters of the queue NAME anew.
 
-    All of them, or the messages that --id names. The archive keeps them, with what they became.
+    All of them, those that the options choose, or the messages that --id names. The archive keeps
+    them, with what they became. `pgqrs queue archive` shows what the same options choose.
     """
+    if ids and not all(_is_default(context, option) for option in ("reason", *chosen)):
+        raise click.UsageError("--id names the messages; it goes with no other choice")
+    target: Target = context.obj
     with target.open() as store:
         admin = store.admin()
         if not ids:
-            replayed = admin.replay_dead_letters(name)
+            replayed = admin.replay_all(name, reason=None if reason == "any" else reason, **chosen)
             result: dict[str, object] = {"queue": name, "replayed": replayed}
         else:
             check_queue(admin, name, ids)
@@ -82,6 +160,10 @@ def replay(target: Target, name: str, ids: tuple[int, ...], as_json: bool) -> No
         print_json(result)
     else:
         click.echo(f"Enqueued {replayed} message(s) anew into queue {name!r}.")
+
+
+def _is_default(context: click.Context, option: str) -> bool:
+    return context.get_parameter_source(option) is ParameterSource.DEFAULT
 
 
 def check_queue(admin: Admin, name: str, ids: tuple[int, ...]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, and_, bindparam, delete, insert, select, update
 
@@ -55,7 +55,10 @@ _COPIED = [
     for column in messages.c
     if column.name in archive.c
     and column.name
-    not in ("id", "read_ct", "released_ct", "enqueued_at", "dequeued_at", "consumer_worker_id")
+    not in (
+        *("id", "read_ct", "released_ct", "enqueued_at", "dequeued_at", "consumer_worker_id"),
+        "expires_at",  # it may be over, and who replays wants to see it delivered
+    )
 ]
 
 
@@ -121,6 +124,8 @@ def find(
     replayed: bool,
     limit: int,
     after: int,
+    since: datetime | None = None,
+    until: datetime | None = None,
 ) -> list[ArchivedMessage]:
     """Archived messages in the order they ended, a page at a time."""
     statement = (
@@ -134,6 +139,10 @@ def find(
     )
     if not replayed:
         statement = statement.where(archive.c.replayed_as.is_(None))
+    if since is not None:
+        statement = statement.where(archive.c.archived_at >= since)
+    if until is not None:
+        statement = statement.where(archive.c.archived_at < until)
     return [_archived(row) for row in connection.execute(statement)]
 
 
@@ -172,33 +181,45 @@ _MARK_REPLAYED = (
 )
 
 
+class Replayed(NamedTuple):
+    """The ids of the new messages, in the order that was asked for, and the queues they are in."""
+
+    ids: list[int]
+    queues: set[str]
+
+
 def replay_messages(
     connection: Connection, message_ids: Sequence[int], *, now: datetime | None
-) -> list[int]:
-    """Enqueue anew what these messages were. Returns the ids of the new ones, in the same order."""
-    archived = [_archive_id(connection, id) for id in message_ids]
-    created = _replay(connection, archived, now=now)
-    return [created[id] for id in archived]
+) -> Replayed:
+    """Enqueue anew what these messages were."""
+    archived = [_ended(connection, id) for id in message_ids]
+    created = _replay(connection, [found.id for found in archived], now=now)
+    return Replayed([created[found.id] for found in archived], {found.queue for found in archived})
 
 
-def replay_failed(connection: Connection, queue: str, *, limit: int, now: datetime | None) -> int:
-    """Enqueue anew up to `limit` dead letters that were not yet. Returns how many."""
-    failed = find(
-        connection, queue, reasons=[ArchiveReason.FAILED], replayed=False, limit=limit, after=0
-    )
-    return len(_replay(connection, [found.id for found in failed], now=now))
-
-
-def _archive_id(connection: Connection, message_id: int) -> int:
+def _ended(connection: Connection, message_id: int) -> ArchivedMessage:
     found = get(connection, message_id)
     if found is None:
         raise MessageNotFound(message_id)
-    return found.id
+    return found
+
+
+_NOT_REPLAYED = (
+    select(archive.c.id)
+    .where(archive.c.id.in_(bindparam("ids", expanding=True)), archive.c.replayed_as.is_(None))
+    .with_for_update()
+)
+
+
+def replay_once(connection: Connection, ids: Sequence[int], *, now: datetime | None) -> int:
+    """Enqueue anew those of these, by their ids in the archive, that nobody has. Returns how many."""
+    chosen = connection.execute(_NOT_REPLAYED, {"ids": ids}).scalars().all()
+    return len(_replay(connection, chosen, now=now))
 
 
 def _replay(connection: Connection, ids: Iterable[int], *, now: datetime | None) -> dict[int, int]:
     """Archive id → id of the new message. The archive keeps its rows, each with what it became."""
-    chosen = sorted(ids)
+    chosen = sorted(set(ids))
     if not chosen:
         return {}
     created = connection.execute(_REPLAY, {"ids": chosen} | at(now=(now, 0.0))).scalars()

@@ -153,6 +153,25 @@ def test_replay_one_message(run: Any, run_json: Any, store: pgqrs.Store) -> None
     assert [m["original_message_id"] for m in run_json("queue", "dead", "tasks")] == [first]
 
 
+def test_replay_what_matches(run: Any, run_json: Any, store: pgqrs.Store) -> None:
+    dead_letters(store, [{"customer": 1}, {"customer": 2}, {"customer": 2, "vip": True}])
+    chosen = ["--payload", '{"customer": 2}', "--error", "boom"]
+    listed = run_json("queue", "archive", "tasks", *chosen)
+    assert [found["payload"]["customer"] for found in listed] == [2, 2]
+    assert run_json("queue", "replay", "tasks", *chosen)["replayed"] == 2
+    assert run_json("queue", "replay", "tasks", "--until", "2020-01-01T00:00:00Z")["replayed"] == 0
+    assert run_json("queue", "replay", "tasks", "--header", "tenant=x")["replayed"] == 0
+    assert run_json("queue", "replay", "tasks", "--reason", "completed")["replayed"] == 0
+    assert run_json("queue", "replay", "tasks", "--reason", "any")["replayed"] == 1
+    for bad in (
+        ["--payload", "{"],
+        ["--since", "yesterday"],
+        ["--header", "tenant"],
+        ["--id", "1", "--error", "boom"],
+    ):
+        assert run("queue", "replay", "tasks", *bad).exit_code == 2
+
+
 def test_replay_refuses_a_message_of_another_queue(run: Any, store: pgqrs.Store) -> None:
     (id,) = dead_letters(store, ["a"])
     run("queue", "create", "other")

@@ -109,6 +109,28 @@ def test_a_failed_message_wakes_who_waits(real_time: Any) -> None:
             assert [again.id for again in result()] == [message.id]
 
 
+def test_a_replayed_message_wakes_who_waits(real_time: Any) -> None:
+    real_time.producer(QUEUE).enqueue("again")
+    with real_time.consumer(QUEUE) as holder, real_time.consumer(QUEUE) as other:
+        (message,) = holder.dequeue(lease=LONG)
+        holder.fail(message, "no", dead=True)
+        with waiting(other) as result:
+            real_time.admin().replay(message.id)
+            (again,) = result()
+            other.fail(again, "no", dead=True)
+        with waiting(other) as result:
+            real_time.admin().replay_all(QUEUE)
+            assert len(result()) == 1
+
+
+def test_a_resumed_queue_wakes_who_waits(real_time: Any) -> None:
+    real_time.producer(QUEUE).enqueue("paused")
+    real_time.admin().pause_queue(QUEUE)
+    with real_time.consumer(QUEUE) as consumer, waiting(consumer) as result:
+        real_time.admin().resume_queue(QUEUE)
+        assert [message.payload for message in result()] == ["paused"]
+
+
 def test_a_lapsed_lease_wakes_who_waits(real_time: Any) -> None:
     real_time.producer(QUEUE).enqueue("left")
     with real_time.consumer(QUEUE) as holder, real_time.consumer(QUEUE) as other:
