@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from pgqrs.consumer import MAX_DEQUEUE, Consumer, Held, Holder
 from pgqrs.errors import InvalidArgument, LeaseLost, PgqrsError, StoreClosed
@@ -90,6 +90,7 @@ class Buffer(Holder):
         self._holds: dict[int, _Hold] = {}
         self._ahead: deque[Message] = deque()
         self._done: list[Held] = []
+        self._results: dict[int, str] = {}
         self._acked = self._settled = 0
         self._looks_begun = self._looks_ended = 0
         self._lost: list[int] = []
@@ -139,14 +140,16 @@ class Buffer(Holder):
                 self._state.wait(self._patience(asked))
         return message
 
-    def ack_many(self, messages: Iterable[Held]) -> None:
-        """Many are done: noted, and sent with the next batch."""
+    def ack_many(self, messages: Iterable[Held], *, results: Iterable[Any] | None = None) -> None:
+        """Many are done: noted, and sent with the next batch. `results` has one for each."""
         done = list(messages)
         self._held(done)  # refuses what cannot be held
+        texts = {} if results is None else self._texts(done, list(results))
         if self._closed:
-            super().ack_many(done)
+            self._ack(done, texts)
             return
         with self._state:
+            self._results |= texts
             if not self._done:
                 self._ack_at = time.monotonic() + self._ack_every
                 self._wake()  # so that it knows until when it may sleep
@@ -329,16 +332,18 @@ class Buffer(Holder):
     def _flush(self) -> None:
         with self._state:
             done, self._done = self._done, []
+            results, self._results = self._results, {}
             self._flush_wanted, self._ack_at = False, NEVER
         lost: tuple[int, ...] = ()
         try:
             if done:
-                self._consumer.ack_many(done)
+                self._consumer._ack(done, results)
         except LeaseLost as exc:
             lost = exc.ids
         except BaseException:
             with self._state:
                 self._done = done + self._done  # repeating an ack is fine
+                self._results = results | self._results
                 self._ack_at = time.monotonic() + REST
             raise
         with self._state:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from functools import reduce
 from operator import or_
 from types import TracebackType
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from sqlalchemy import Connection
 
 from pgqrs.errors import InvalidArgument, LeaseLost, PgqrsError, QueueNotFound, WorkerStopped
-from pgqrs.payloads import error_text
+from pgqrs.payloads import encode, error_text
 from pgqrs.presence import Presence
 from pgqrs.repositories import archive, dequeue
 from pgqrs.repositories import messages as message_rows
@@ -28,7 +29,7 @@ from pgqrs.repositories.expressions import Holds
 from pgqrs.retry import Retry
 from pgqrs.stores import Database
 from pgqrs.stores.wakeups import SELDOM, Doorbell
-from pgqrs.types import Duration, Message, WorkerStatus, seconds, whole
+from pgqrs.types import Duration, Message, WorkerStatus, aware, seconds, whole
 
 if TYPE_CHECKING:
     from pgqrs.buffer import Buffer
@@ -57,16 +58,40 @@ class Holder:
         """The worker in whose name messages are held; None outside of a consumer."""
         return None
 
-    def ack(self, message: Held) -> None:
-        """It is done: to the archive as completed. Repeating it is fine."""
-        self.ack_many([message])
+    def ack(self, message: Held, *, result: Any = None) -> None:
+        """It is done: to the archive as completed, with its result. Repeating it is fine."""
+        self.ack_many([message], results=None if result is None else [result])
 
-    def ack_many(self, messages: Iterable[Held]) -> None:
-        """Many are done."""
+    def ack_many(self, messages: Iterable[Held], *, results: Iterable[Any] | None = None) -> None:
+        """Many are done. `results`, if there are any, has one for each."""
+        done = list(messages)
+        self._ack(done, None if results is None else self._texts(done, list(results)))
+
+    def _texts(self, messages: list[Held], results: list[Any]) -> dict[int, str]:
+        """Results as JSON, by the id of their message."""
+        if len(results) != len(messages):
+            raise InvalidArgument(
+                "results", f"{len(results)} for {len(messages)} messages; expected one for each"
+            )
+        limits = self._database.config
+        return {
+            _id_of(message): encode(
+                result,
+                max_bytes=limits.max_payload_bytes,
+                max_depth=limits.max_payload_depth,
+                name="result",
+            )
+            for message, result in zip(messages, results, strict=True)
+            if result is not None
+        }
+
+    def _ack(self, messages: Iterable[Held], texts: Mapping[int, str] | None) -> None:
         now = self._database.now()
         self._change(
             messages,
-            lambda connection, holds: archive.ack(connection, holds, now=now),
+            lambda connection, holds: archive.ack(
+                connection, holds, now=now, results=texts or None
+            ),
             single=True,
             repeatable=True,
         )
@@ -120,18 +145,34 @@ class Holder:
             self._tell(failed)
         return again
 
-    def release(self, message: Held, *, delay: Duration = 0.0) -> None:
-        """Give it back untried: the attempt does not count."""
-        self.release_many([message], delay=delay)
+    def release(
+        self, message: Held, *, delay: Duration | None = None, eta: datetime | None = None
+    ) -> None:
+        """Give it back untried: the attempt does not count. It is delivered again at once, or after
+        `delay`, or at `eta`.
+        """
+        self.release_many([message], delay=delay, eta=eta)
 
-    def release_many(self, messages: Iterable[Held], *, delay: Duration = 0.0) -> None:
+    def release_many(
+        self,
+        messages: Iterable[Held],
+        *,
+        delay: Duration | None = None,
+        eta: datetime | None = None,
+    ) -> None:
         """Give many back untried."""
-        wait, now = seconds("delay", delay), self._database.now()
+        if delay is not None and eta is not None:
+            raise InvalidArgument("eta", "give a delay or an eta, not both")
+        options: dict[str, Any] = {
+            "delay": 0.0 if delay is None else seconds("delay", delay),
+            "eta": None if eta is None else aware("eta", eta),
+            "now": self._database.now(),
+        }
         given_back = list(messages)
         self._change(
             given_back,
             lambda connection, holds: message_rows.give_back(
-                connection, holds, delay=wait, counted=False, now=now
+                connection, holds, counted=False, **options
             ),
             single=True,
         )
@@ -240,11 +281,13 @@ class Consumer(Holder):
         lease: Duration | None = None,
         hostname: str | None = None,
         port: int = 0,
+        presence: Presence | None = None,
     ) -> None:
+        """`presence` is the row of a worker that consumes from several queues."""
         super().__init__(database)
         self.queue = queue
         self._lease = None if lease is None else seconds("lease", lease)
-        self._presence = Presence(database, queue, hostname=hostname, port=port)
+        self._presence = presence or Presence(database, queue, hostname=hostname, port=port)
         self._life = 0
         self._buffers: set[Buffer] = set()
 
@@ -361,9 +404,10 @@ class Consumer(Holder):
         return self._database.wakeups.doorbell(self.queue, ring)
 
     def _claim_as_worker(self, n: int, lease: float | None) -> Claimed:
+        worker = self._presence.open()
         claimed = self._claim(n, lease)
         if claimed.worker_status is None:
-            self._presence.reopen()
+            self._presence.reopen(worker)
             claimed = self._claim(n, lease)
         if claimed.worker_status is WorkerStatus.STOPPED:
             raise WorkerStopped(self._presence.open())

@@ -19,6 +19,10 @@ def join_transaction(connection: Connection) -> None:
 
     Python's `sqlite3` begins a transaction only before what it takes for a write. It does not take
     a statement that starts with WITH for one, nor CREATE TABLE: they would commit by themselves.
+    And SQLAlchemy does not hear of statements run on the driver's cursor: its `commit` would do
+    nothing.
     """
+    if not connection.in_transaction():
+        connection.begin()
     if connection.dialect.name == "sqlite" and not in_sqlite_transaction(connection):
         connection.exec_driver_sql("BEGIN")

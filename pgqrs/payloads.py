@@ -50,7 +50,7 @@ def _make_to_text() -> Callable[[Any], str]:
 _to_text = _make_to_text()
 
 
-def encode(payload: Any, *, max_bytes: int, max_depth: int) -> str:
+def encode(payload: Any, *, max_bytes: int, max_depth: int, name: str = "payload") -> str:
     """The JSON text of a payload, or `InvalidPayload` saying what is wrong where."""
     try:
         text = _to_text(payload) if _is_plain(payload, max_depth) else None
@@ -59,11 +59,11 @@ def encode(payload: Any, *, max_bytes: int, max_depth: int) -> str:
     except (TypeError, ValueError, RecursionError):
         text = None
     if text is None or "\\u0000" in text:
-        _explain(payload, "payload", max_depth)
+        _explain(payload, name, max_depth)
         text = _to_text(payload)
         size = len(text.encode())
     if size > max_bytes:
-        raise PayloadTooLarge("payload", f"{size} bytes of JSON, more than the {max_bytes} allowed")
+        raise PayloadTooLarge(name, f"{size} bytes of JSON, more than the {max_bytes} allowed")
     return _STRING_OR_EXPONENT.sub(_in_full, text) if "e+" in text else text
 
 

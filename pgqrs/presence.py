@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from contextlib import suppress
 
@@ -17,13 +18,15 @@ class Presence:
     """One row among the workers, there from `open` until `close`."""
 
     def __init__(
-        self, database: Database, queue: str, *, hostname: str | None = None, port: int = 0
+        self, database: Database, queue: str | None, *, hostname: str | None = None, port: int = 0
     ) -> None:
+        """Without a queue it is there for several."""
         self._database = database
         self._queue = queue
         self._hostname = hostname or socket.gethostname()
         self._port = port
         self._heard_at = 0.0
+        self._registering = threading.Lock()
         self.worker_id: int | None = None
 
     def open(self) -> int:
@@ -32,10 +35,16 @@ class Presence:
             self.worker_id = self._register()
         return self.worker_id
 
-    def reopen(self) -> int:
+    def reopen(self, gone: int) -> int:
         """Register anew: somebody purged the row of a worker that was only slow."""
-        self.worker_id = None
-        return self.open()
+        # Never waits: under asyncio that would be waiting for oneself.
+        if self._registering.acquire(blocking=False):
+            try:
+                if self.worker_id == gone:
+                    self.worker_id = self._register()
+            finally:
+                self._registering.release()
+        return gone if self.worker_id is None else self.worker_id
 
     def keep_alive(self) -> None:
         """A sign of life, if the last one was some time ago."""
@@ -51,7 +60,7 @@ class Presence:
             repeatable=True,
         )
         if status is None:
-            self.reopen()
+            self.reopen(id)
             return WorkerStatus.READY
         self._heard_at = time.monotonic()
         return status
@@ -72,7 +81,7 @@ class Presence:
         id = self._database.write(
             lambda connection: workers.register(
                 connection,
-                queue_id=queues.get(connection, self._queue).id,
+                queue_id=None if self._queue is None else queues.get(connection, self._queue).id,
                 hostname=self._hostname,
                 port=self._port,
                 pid=os.getpid(),

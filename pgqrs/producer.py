@@ -33,9 +33,12 @@ class Producer:
         register: bool = False,
         hostname: str | None = None,
         port: int = 0,
+        codec: str | None = None,
     ) -> None:
+        """`codec` names what the payloads are, if they are not plain JSON."""
         self._database = database
         self.queue = queue
+        self._codec = codec
         self._presence = (
             Presence(database, queue, hostname=hostname, port=port) if register else None
         )
@@ -129,6 +132,7 @@ class Producer:
             "expires_at": None if expires_at is None else aware("expires_at", expires_at),
             "priority": whole("priority", priority, low=LOWEST_PRIORITY, high=HIGHEST_PRIORITY),
             "headers": encode_headers(headers, max_bytes=MAX_HEADER_BYTES),
+            "codec": self._codec,
             "producer": self._sender(),
         }
         if not batch.size:

@@ -65,6 +65,7 @@ class Message:
     id: int
     payload: Any
     headers: Mapping[str, Any] | None
+    codec: str | None
     priority: int
     vt: datetime
     enqueued_at: datetime
@@ -94,6 +95,7 @@ class ArchivedMessage:
     archive_reason: ArchiveReason
     payload: Any
     headers: Mapping[str, Any] | None
+    codec: str | None
     priority: int
     enqueued_at: datetime
     dequeued_at: datetime | None

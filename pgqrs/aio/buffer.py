@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from pgqrs.aio.bridge import Bridge, Facade
 from pgqrs.aio.consumer import AsyncConsumer, AsyncHolder
@@ -62,16 +62,18 @@ class AsyncBuffer(AsyncHolder, Facade):
             await self._change(self._sync._patience(asked))
         return message
 
-    async def ack(self, message: Held) -> None:
+    async def ack(self, message: Held, *, result: Any = None) -> None:
         """It is done: noted, and sent with the next batch."""
-        await self.ack_many([message])
+        await self.ack_many([message], results=None if result is None else [result])
 
-    async def ack_many(self, messages: Iterable[Held]) -> None:
-        """Many are done: noted, and sent with the next batch."""
+    async def ack_many(
+        self, messages: Iterable[Held], *, results: Iterable[Any] | None = None
+    ) -> None:
+        """Many are done: noted, and sent with the next batch. `results` has one for each."""
         if self._sync._closed:
-            await self._bridge.run(self._sync.ack_many, messages)
+            await self._bridge.run(self._sync.ack_many, messages, results=results)
         else:
-            self._sync.ack_many(messages)  # reaches no database
+            self._sync.ack_many(messages, results=results)  # reaches no database
 
     archive = ack
     archive_many = ack_many

@@ -6,8 +6,9 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from pgqrs.aio.bridge import Bridge, Facade
 from pgqrs.consumer import Consumer, Held, Holder
@@ -33,13 +34,15 @@ class AsyncHolder(ABC):
     ) -> T:
         """Run a method of the sync holder."""
 
-    async def ack(self, message: Held) -> None:
-        """It is done: to the archive as completed. Repeating it is fine."""
-        await self._hold(Holder.ack, message)
+    async def ack(self, message: Held, *, result: Any = None) -> None:
+        """It is done: to the archive as completed, with its result. Repeating it is fine."""
+        await self._hold(Holder.ack, message, result=result)
 
-    async def ack_many(self, messages: Iterable[Held]) -> None:
-        """Many are done."""
-        await self._hold(Holder.ack_many, messages)
+    async def ack_many(
+        self, messages: Iterable[Held], *, results: Iterable[Any] | None = None
+    ) -> None:
+        """Many are done. `results`, if there are any, has one for each."""
+        await self._hold(Holder.ack_many, messages, results=results)
 
     archive = ack
     archive_many = ack_many
@@ -72,13 +75,23 @@ class AsyncHolder(ABC):
             Holder.fail_many, messages, error, delay=delay, dead=dead, retry=retry
         )
 
-    async def release(self, message: Held, *, delay: Duration = 0.0) -> None:
-        """Give it back untried: the attempt does not count."""
-        await self._hold(Holder.release, message, delay=delay)
+    async def release(
+        self, message: Held, *, delay: Duration | None = None, eta: datetime | None = None
+    ) -> None:
+        """Give it back untried: the attempt does not count. It is delivered again at once, or after
+        `delay`, or at `eta`.
+        """
+        await self._hold(Holder.release, message, delay=delay, eta=eta)
 
-    async def release_many(self, messages: Iterable[Held], *, delay: Duration = 0.0) -> None:
+    async def release_many(
+        self,
+        messages: Iterable[Held],
+        *,
+        delay: Duration | None = None,
+        eta: datetime | None = None,
+    ) -> None:
         """Give many back untried."""
-        await self._hold(Holder.release_many, messages, delay=delay)
+        await self._hold(Holder.release_many, messages, delay=delay, eta=eta)
 
     async def extend(self, message: Held, lease: Duration) -> None:
         """Hold it until so long from now."""

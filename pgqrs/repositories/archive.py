@@ -22,6 +22,7 @@ COLUMNS = (
     archive.c.archive_reason,
     archive.c.payload,
     archive.c.headers,
+    archive.c.codec,
     archive.c.priority,
     archive.c.enqueued_at,
     archive.c.dequeued_at,
@@ -62,12 +63,20 @@ _COPIED = [
 ]
 
 
-def ack(connection: Connection, holds: Holds, *, now: datetime | None) -> set[int]:
-    """Archive held messages as completed; returns the ids that are.
+def ack(
+    connection: Connection,
+    holds: Holds,
+    *,
+    now: datetime | None,
+    results: Mapping[int, str] | None = None,
+) -> set[int]:
+    """Archive held messages as completed, with their results; returns the ids that are.
 
     Safe to repeat: a message that this very claim completed before counts as completed.
     """
-    done = dequeue.finish(connection, holds, reason=ArchiveReason.COMPLETED, error=None, now=now)
+    done = dequeue.finish(
+        connection, holds, reason=ArchiveReason.COMPLETED, error=None, now=now, results=results
+    )
     if len(done) < len(holds.tokens):
         missing = _some(holds, holds.tokens.keys() - done)
         done |= set(connection.execute(_ENDED_BY_HOLDER, held_by(missing)).scalars())

@@ -17,7 +17,7 @@ a time, and does the same in steps.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -33,6 +33,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    cast,
     delete,
     exists,
     false,
@@ -49,10 +50,20 @@ from sqlalchemy import (
 from sqlalchemy.sql.expression import CTE, ColumnElement, FromClause
 
 from pgqrs.models import archive, messages, queues, workers
-from pgqrs.repositories.expressions import Holds, at, held, held_by, moment, per_dialect, rows
+from pgqrs.repositories.expressions import (
+    Holds,
+    at,
+    held,
+    held_by,
+    held_with,
+    held_with_results,
+    moment,
+    per_dialect,
+    rows,
+)
 from pgqrs.repositories.hot import Hot
-from pgqrs.repositories.messages import COLUMNS, FENCE, FENCE_ONE, HELD, held_one
-from pgqrs.sqltypes import BigId, Undecodable
+from pgqrs.repositories.messages import COLUMNS, FENCE, FENCE_ONE, HELD, fence, held_one
+from pgqrs.sqltypes import BigId, Json, Undecodable
 from pgqrs.types import ArchiveReason, Message, WorkerStatus, make_message
 
 AT_ONCE = 200
@@ -152,7 +163,12 @@ def _expired_and_free(queue_id: ColumnElement[Any]) -> tuple[ColumnElement[bool]
 _KEPT = [column.name for column in messages.c if column.name in archive.c and column.name != "id"]
 
 
-def _archive(source: FromClause, chosen_from: Select[Any] | None = None) -> Insert:
+def _archive(
+    source: FromClause,
+    chosen_from: Select[Any] | None = None,
+    *,
+    result: ColumnElement[Any] | None = None,
+) -> Insert:
     """The insert that turns rows of messages into rows of the archive."""
     columns: dict[str, ColumnElement[Any]] = {
         "original_message_id": source.c.id,
@@ -161,6 +177,8 @@ def _archive(source: FromClause, chosen_from: Select[Any] | None = None) -> Inse
         "archived_at": moment("now"),
         "error": bindparam("error", type_=archive.c.error.type),
     }
+    if result is not None:
+        columns["result"] = result
     chosen = (
         select(*columns.values())
         if chosen_from is None
@@ -262,18 +280,30 @@ def _postgres_claim() -> Select[Any]:
 
 _POSTGRES_CLAIM = _postgres_claim()
 _HELD_IDS = held("held_ids")
+_HELD_WITH_RESULTS = held_with_results()
+_FENCE_WITH_RESULTS = fence(_HELD_WITH_RESULTS)
+_RESULT_OF_ONE = cast(bindparam("result", type_=Text()), Json())
 _FENCE_BY_INDEX = (*FENCE, _is_one_of(select(_HELD_IDS.c.id)))
 """With the ids as an array too, so that they are looked up however few rows the table has."""
 _POSTGRES_DELETE = Hot(delete(messages).where(*_FENCE_BY_INDEX).returning(messages.c.id))
 
 
-def _postgres_finish(*fence: ColumnElement[bool]) -> Hot:
-    finished = delete(messages).where(*fence).returning(messages).cte("finished")
-    return Hot(_archive(finished).returning(archive.c.original_message_id))
+def _postgres_finish(
+    *conditions: ColumnElement[bool], result: ColumnElement[Any] | None = None
+) -> Hot:
+    found = (messages,) if result is None else (messages, result.label("result"))
+    finished = delete(messages).where(*conditions).returning(*found).cte("finished")
+    kept = None if result is None else finished.c.result
+    return Hot(_archive(finished, result=kept).returning(archive.c.original_message_id))
 
 
 _POSTGRES_FINISH = _postgres_finish(*_FENCE_BY_INDEX)
-_POSTGRES_FINISH_ONE = _postgres_finish(*FENCE_ONE)
+_POSTGRES_FINISH_WITH_RESULTS = _postgres_finish(
+    *_FENCE_WITH_RESULTS,
+    _is_one_of(select(held_with_results().alias("held_ids").c.id)),
+    result=_HELD_WITH_RESULTS.c.result,
+)
+_POSTGRES_FINISH_ONE = _postgres_finish(*FENCE_ONE, result=_RESULT_OF_ONE)
 
 
 def _claim_postgres(
@@ -304,12 +334,23 @@ def _claim_all_postgres(connection: Connection, queue: str, bound: dict[str, Any
     return Claimed(claimed, True, _status(status), leftovers)
 
 
-def _finish_postgres(connection: Connection, holds: Holds, bound: dict[str, Any]) -> set[int]:
+def _finish_postgres(
+    connection: Connection, holds: Holds, results: Mapping[int, str] | None, bound: dict[str, Any]
+) -> set[int]:
     if len(holds.tokens) == 1:
-        done = _POSTGRES_FINISH_ONE.rows(connection, bound | held_one(holds))
-    else:
+        done = _POSTGRES_FINISH_ONE.rows(connection, bound | _only(holds, results))
+    elif results is None:
         done = _POSTGRES_FINISH.rows(connection, bound | held_by(holds))
+    else:
+        bound = bound | held_with(holds, results)
+        done = _POSTGRES_FINISH_WITH_RESULTS.rows(connection, bound)
     return {row[0] for row in done}
+
+
+def _only(holds: Holds, results: Mapping[int, str] | None) -> dict[str, Any]:
+    """The parameters that end a single claim."""
+    (id,) = holds.tokens
+    return held_one(holds) | {"result": None if results is None else results.get(id)}
 
 
 # SQLite
@@ -329,6 +370,7 @@ _SQLITE_FIRST = Hot(
         messages.c.id,
         messages.c.payload,
         messages.c.headers,
+        messages.c.codec,
         messages.c.priority,
         messages.c.enqueued_at,
         messages.c.expires_at,
@@ -349,6 +391,13 @@ _SQLITE_DELETE = Hot(
     .returning(messages.c.id)
 )
 _SQLITE_ARCHIVE = Hot(_archive(messages, _fenced).returning(archive.c.original_message_id))
+_SQLITE_ARCHIVE_WITH_RESULTS = Hot(
+    _archive(
+        messages,
+        select(messages).join_from(messages, _HELD_WITH_RESULTS, and_(*_FENCE_WITH_RESULTS)),
+        result=_HELD_WITH_RESULTS.c.result,
+    ).returning(archive.c.original_message_id)
+)
 _SQLITE_TAKE_OUT = Hot(delete(messages).where(_AMONG_IDS))
 
 
@@ -382,6 +431,7 @@ def _claim_sqlite(
             id,
             payload,
             headers,
+            codec,
             priority,
             vt,
             since,
@@ -392,7 +442,18 @@ def _claim_sqlite(
             producer,
             worker,
         )
-        for id, payload, headers, priority, since, until, read_ct, released_ct, producer in first
+        for (
+            id,
+            payload,
+            headers,
+            codec,
+            priority,
+            since,
+            until,
+            read_ct,
+            released_ct,
+            producer,
+        ) in first
         if until is None or until > now
     ]
     if claimed:
@@ -422,16 +483,23 @@ def _decodable(connection: Connection, claimed: list[Message], now: datetime) ->
 
 
 _fenced_one = select(messages).where(*FENCE_ONE)
-_SQLITE_ARCHIVE_ONE = Hot(_archive(messages, _fenced_one))
+_SQLITE_ARCHIVE_ONE = Hot(_archive(messages, _fenced_one, result=_RESULT_OF_ONE))
 _SQLITE_DELETE_ONE = Hot(delete(messages).where(*FENCE_ONE).returning(messages.c.id))
 
 
-def _finish_sqlite(connection: Connection, holds: Holds, bound: dict[str, Any]) -> set[int]:
+def _finish_sqlite(
+    connection: Connection, holds: Holds, results: Mapping[int, str] | None, bound: dict[str, Any]
+) -> set[int]:
     if len(holds.tokens) == 1:
-        bound = bound | held_one(holds)
+        bound = bound | _only(holds, results)
         _SQLITE_ARCHIVE_ONE.rows(connection, bound)
         return {row[0] for row in _SQLITE_DELETE_ONE.rows(connection, bound)}
-    done = {row[0] for row in _SQLITE_ARCHIVE.rows(connection, bound | held_by(holds))}
+    if results is None:
+        archived = _SQLITE_ARCHIVE.rows(connection, bound | held_by(holds))
+    else:
+        bound = bound | held_with(holds, results)
+        archived = _SQLITE_ARCHIVE_WITH_RESULTS.rows(connection, bound)
+    done = {row[0] for row in archived}
     # What the fence let through is ours in this transaction: no need to ask again.
     _SQLITE_TAKE_OUT.rows(connection, {"ids": json.dumps(list(done))})
     return done
@@ -455,10 +523,14 @@ def finish(
     reason: ArchiveReason,
     error: str | None,
     now: datetime | None,
+    results: Mapping[int, str] | None = None,
 ) -> set[int]:
-    """Move held messages to the archive. Returns the ids of those that were really held."""
+    """Move held messages to the archive. Returns the ids of those that were really held.
+
+    `results` are JSON texts by the id of their message.
+    """
     bound = {"reason": reason, "error": error} | at(now=(now, 0.0))
-    return _finish(connection, holds, bound)
+    return _finish(connection, holds, results, bound)
 
 
 def remove(connection: Connection, holds: Holds) -> set[int]:

@@ -121,6 +121,12 @@ def held_by(holds: Holds) -> dict[str, Any]:
     return {"held_by": holds.worker_id, "held": json.dumps(holds.tokens)}
 
 
+def held_with(holds: Holds, results: Mapping[int, str]) -> dict[str, Any]:
+    """The parameters for `held_with_results`; results are JSON texts by the id of their message."""
+    held = {id: [token, results.get(id)] for id, token in holds.tokens.items()}
+    return {"held_by": holds.worker_id, "held": json.dumps(held)}
+
+
 class _Held(FunctionElement[Any]):
     name = "pgqrs_held"
     inherit_cache = True
@@ -146,3 +152,33 @@ def _held_postgres(element: _Held, compiler: Any, **kw: Any) -> str:
 def _held_sqlite(element: _Held, compiler: Any, **kw: Any) -> str:
     (text,) = (compiler.process(clause, **kw) for clause in element.clauses)
     return f"(SELECT CAST(key AS INTEGER) AS id, value AS read_ct FROM json_each({text}))"
+
+
+class _HeldWithResults(FunctionElement[Any]):
+    name = "pgqrs_held_with_results"
+    inherit_cache = True
+
+
+def held_with_results() -> TableValuedAlias:
+    """The messages bound as `held` with their tokens and results (see `held_with`)."""
+    return _HeldWithResults(bindparam("held", type_=Text())).table_valued(
+        column("id", BigId), column("read_ct", Integer()), column("result", Json()), name="held"
+    )
+
+
+@compiles(_HeldWithResults, "postgresql")
+def _held_with_results_postgres(element: _HeldWithResults, compiler: Any, **kw: Any) -> str:
+    (text,) = (compiler.process(clause, **kw) for clause in element.clauses)
+    return (
+        "(SELECT CAST(key AS BIGINT) AS id, CAST(value->>0 AS INTEGER) AS read_ct, "
+        f"CAST(value->>1 AS JSONB) AS result FROM jsonb_each(CAST({text} AS JSONB)))"
+    )
+
+
+@compiles(_HeldWithResults, "sqlite")
+def _held_with_results_sqlite(element: _HeldWithResults, compiler: Any, **kw: Any) -> str:
+    (text,) = (compiler.process(clause, **kw) for clause in element.clauses)
+    return (
+        "(SELECT CAST(key AS INTEGER) AS id, json_extract(value, '$[0]') AS read_ct, "
+        f"json_extract(value, '$[1]') AS result FROM json_each({text}))"
+    )

@@ -27,6 +27,7 @@ COLUMNS = (
     messages.c.id,
     messages.c.payload,
     messages.c.headers,
+    messages.c.codec,
     messages.c.priority,
     messages.c.vt,
     messages.c.enqueued_at,
@@ -43,11 +44,18 @@ CHUNK_BYTES = 8 * 1024 * 1024
 """The most text sent in one statement of a batch; JSONB itself ends at 256 MB."""
 
 HELD = held()
-FENCE: tuple[ColumnElement[bool], ...] = (
-    messages.c.id == HELD.c.id,
-    messages.c.consumer_worker_id == bindparam("held_by", type_=BigId),
-    or_(HELD.c.read_ct.is_(None), messages.c.read_ct == HELD.c.read_ct),
-)
+
+
+def fence(held: FromClause) -> tuple[ColumnElement[bool], ...]:
+    """What proves that the messages in `held` are held."""
+    return (
+        messages.c.id == held.c.id,
+        messages.c.consumer_worker_id == bindparam("held_by", type_=BigId),
+        or_(held.c.read_ct.is_(None), messages.c.read_ct == held.c.read_ct),
+    )
+
+
+FENCE = fence(HELD)
 FENCE_ONE: tuple[ColumnElement[bool], ...] = (
     messages.c.id == bindparam("held_id", type_=BigId),
     messages.c.consumer_worker_id == bindparam("held_by", type_=BigId),
@@ -84,6 +92,7 @@ def _insert_into_queue(
         "queue_id": queue.c.id,
         "payload": payload,
         "headers": cast(bindparam("headers", type_=Text()), Json()),
+        "codec": bindparam("codec", type_=Text()),
         "priority": bindparam("priority", type_=messages.c.priority.type),
         "ready": bindparam("ready", type_=Flag()),
         "vt": moment("vt"),
@@ -161,6 +170,7 @@ def enqueue(
     batch: Batch,
     *,
     headers: str | None,
+    codec: str | None = None,
     priority: int,
     delay: float,
     eta: datetime | None,
@@ -175,6 +185,7 @@ def enqueue(
     shared: dict[str, Any] = {
         "queue": queue,
         "headers": headers,
+        "codec": codec,
         "priority": priority,
         "ready": eta is None and delay == 0,
         "producer": producer,
@@ -232,12 +243,15 @@ def give_back(
     holds: Holds,
     *,
     delay: float,
+    eta: datetime | None = None,
     counted: bool,
     now: datetime | None,
 ) -> set[int]:
-    """End the leases and deliver again after a delay; `counted` as a failed attempt, or not."""
-    bound = {"now_ready": delay == 0, "released": 0 if counted else 1}
-    bound |= held_by(holds) | at(back=(now, delay))
+    """End the leases and deliver again after a delay, or at `eta`; `counted` as a failed attempt,
+    or not.
+    """
+    bound = {"now_ready": eta is None and delay == 0, "released": 0 if counted else 1}
+    bound |= held_by(holds) | at(back=(now, delay) if eta is None else (eta, 0.0))
     return {id for (id,) in _GIVE_BACK.rows(connection, bound)}
 
 

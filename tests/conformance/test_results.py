@@ -1,0 +1,3 @@
+"""The conformance suite: results."""
+
+from pgqrs.testing.conformance.results import *  # noqa: F403
