@@ -8,6 +8,7 @@ from pgqrs.aio import (
     AsyncProducer,
     AsyncStore,
     AsyncTransaction,
+    AsyncWorker,
     connect,
 )
 from pgqrs.buffer import Buffer
@@ -17,6 +18,8 @@ from pgqrs.consumer import Consumer
 from pgqrs.errors import (
     CommitUncertain,
     ConflictError,
+    HandlerNotFound,
+    HandlerTimedOut,
     InvalidArgument,
     InvalidConfig,
     InvalidPayload,
@@ -41,6 +44,8 @@ from pgqrs.errors import (
     WorkerNotFound,
     WorkerStopped,
 )
+from pgqrs.handlers import Handler
+from pgqrs.outcomes import Done, Failed, GivenBack, Settled
 from pgqrs.producer import Producer
 from pgqrs.retry import Retry, RetryAfter
 from pgqrs.store import Store
@@ -55,6 +60,7 @@ from pgqrs.types import (
     WorkerInfo,
     WorkerStatus,
 )
+from pgqrs.worker import Worker
 
 __version__ = "0.1.0"
 
@@ -68,6 +74,7 @@ __all__ = [
     "AsyncProducer",
     "AsyncStore",
     "AsyncTransaction",
+    "AsyncWorker",
     "Buffer",
     "Clock",
     "CommitUncertain",
@@ -75,6 +82,12 @@ __all__ = [
     "Config",
     "ConflictError",
     "Consumer",
+    "Done",
+    "Failed",
+    "GivenBack",
+    "Handler",
+    "HandlerNotFound",
+    "HandlerTimedOut",
     "InvalidArgument",
     "InvalidConfig",
     "InvalidPayload",
@@ -99,12 +112,14 @@ __all__ = [
     "SchemaError",
     "SchemaNotInstalled",
     "SchemaTooNew",
+    "Settled",
     "Store",
     "StoreClosed",
     "StoreUnavailable",
     "SystemClock",
     "Transaction",
     "UpgradeRequired",
+    "Worker",
     "WorkerInfo",
     "WorkerNotFound",
     "WorkerStatus",

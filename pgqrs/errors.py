@@ -107,6 +107,27 @@ class WorkerStopped(PgqrsError):
         self.id = id
 
 
+class HandlerNotFound(PgqrsError):
+    """This worker has nothing that knows what to do with a message."""
+
+    def __init__(self, queue: str, wanted: str | None = None) -> None:
+        super().__init__(
+            f"no handler for a message of queue {queue!r} in this worker"
+            + ("" if wanted is None else f": {wanted}")
+        )
+        self.queue = queue
+        self.wanted = wanted
+
+
+class HandlerTimedOut(PgqrsError):
+    """A handler took longer than it may."""
+
+    def __init__(self, name: str, timeout: float) -> None:
+        super().__init__(f"{name} took longer than {timeout:g} s")
+        self.name = name
+        self.timeout = timeout
+
+
 class StoreClosed(PgqrsError):
     """The store was closed."""
 

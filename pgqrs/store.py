@@ -46,6 +46,13 @@ class Store:
             self.close()
             raise
 
+    @classmethod
+    def _of(cls, database: Database) -> Self:
+        """The sync face of a database that is open elsewhere."""
+        store = cls.__new__(cls)
+        store.config, store._database = database.config, database
+        return store
+
     @property
     def backend_name(self) -> str:
         """`sqlite` or `postgres`."""

@@ -6,6 +6,7 @@ from pgqrs.aio.consumer import AsyncConsumer
 from pgqrs.aio.producer import AsyncProducer
 from pgqrs.aio.store import AsyncStore, connect
 from pgqrs.aio.transaction import AsyncTransaction
+from pgqrs.aio.worker import AsyncWorker
 
 __all__ = [
     "AsyncAdmin",
@@ -14,5 +15,6 @@ __all__ = [
     "AsyncProducer",
     "AsyncStore",
     "AsyncTransaction",
+    "AsyncWorker",
     "connect",
 ]

@@ -300,7 +300,7 @@ def _postgres_finish(
 _POSTGRES_FINISH = _postgres_finish(*_FENCE_BY_INDEX)
 _POSTGRES_FINISH_WITH_RESULTS = _postgres_finish(
     *_FENCE_WITH_RESULTS,
-    _is_one_of(select(held_with_results().alias("held_ids").c.id)),
+    _is_one_of(select(held_with_results("held_ids").c.id)),
     result=_HELD_WITH_RESULTS.c.result,
 )
 _POSTGRES_FINISH_ONE = _postgres_finish(*FENCE_ONE, result=_RESULT_OF_ONE)

@@ -159,10 +159,10 @@ class _HeldWithResults(FunctionElement[Any]):
     inherit_cache = True
 
 
-def held_with_results() -> TableValuedAlias:
+def held_with_results(name: str = "held") -> TableValuedAlias:
     """The messages bound as `held` with their tokens and results (see `held_with`)."""
     return _HeldWithResults(bindparam("held", type_=Text())).table_valued(
-        column("id", BigId), column("read_ct", Integer()), column("result", Json()), name="held"
+        column("id", BigId), column("read_ct", Integer()), column("result", Json()), name=name
     )
 
 

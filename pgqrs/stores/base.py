@@ -76,6 +76,11 @@ class Database(ABC):
     def engine(self) -> Engine:
         """The engine for an application that wants its own rows in the same transaction."""
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether it can be opened once more by its URL."""
+        return True
+
     @abstractmethod
     def now(self) -> datetime | None:
         """The time for a work; None if the database tells it."""

@@ -82,6 +82,10 @@ class SqliteDatabase(Database):
     def engine(self) -> Engine:
         return self._engine
 
+    @property
+    def is_shared(self) -> bool:
+        return not self._in_memory
+
     def now(self) -> datetime:
         return (self.clock or SystemClock()).now()
 

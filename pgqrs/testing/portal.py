@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 
 from pgqrs.aio.bridge import Facade
 from pgqrs.aio.consumer import AsyncHolder
+from pgqrs.aio.worker import AsyncWorker
 
 T = TypeVar("T")
 
@@ -33,6 +34,14 @@ class Portal:
             return await make()
 
         return asyncio.run_coroutine_threadsafe(awaited(), self.loop).result()
+
+    def worker(self, store: Synced, **options: Any) -> Synced:
+        """An async worker on a store of this portal."""
+
+        async def made() -> AsyncWorker:
+            return AsyncWorker(store._wrapped, **options)
+
+        return Synced(self, self.run(made))
 
     def wrap(self, value: Any) -> Any:
         """The sync face of an async facade; everything else as it is."""

@@ -21,6 +21,7 @@ TWINS = [
     (pgqrs.Consumer, pgqrs.AsyncConsumer),
     (pgqrs.Buffer, pgqrs.AsyncBuffer),
     (pgqrs.Transaction, pgqrs.AsyncTransaction),
+    (pgqrs.Worker, pgqrs.AsyncWorker),
     (Holder, AsyncHolder),
 ]
 ONLY_ASYNC = {"open"}  # what a sync facade does when it is made or first used

@@ -11,8 +11,17 @@ import pytest
 
 from pgqrs.clock import Clock
 from pgqrs.testing.clock import ManualClock
+from pgqrs.testing.portal import Synced
+from pgqrs.worker import Worker
 
 QUEUE = "tasks"
+
+
+def worker(store: Any, **options: Any) -> Any:
+    """A worker on a store, sync or async as the store is."""
+    if isinstance(store, Synced):
+        return store._portal.worker(store, **options)
+    return Worker(store, **options)
 
 
 class OpenTransaction(Protocol):

@@ -1,0 +1,162 @@
+"""Ends messages as their outcomes say, many at a time.
+
+Handlers report from their threads; the worker's loop flushes. What the database could not take is
+kept, and flushed again: every ending is safe to repeat, since it is fenced by the claim. One that
+the database refuses for itself does not hinder the others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from typing import NamedTuple
+
+from pgqrs.consumer import Holder
+from pgqrs.errors import (
+    CommitUncertain,
+    InvalidPayload,
+    LeaseLost,
+    StoreClosed,
+    StoreUnavailable,
+)
+from pgqrs.handlers import Delivery
+from pgqrs.outcomes import Done, Failed, GivenBack, Outcome, Settled
+from pgqrs.payloads import encode
+
+MOST_AT_ONCE = 1000
+MOST_TEXT = 8 * 1024 * 1024
+logger = logging.getLogger("pgqrs.worker")
+
+
+class Ending(NamedTuple):
+    """A delivery and its outcome; the result as text."""
+
+    delivery: Delivery
+    outcome: Outcome
+    text: str | None
+
+
+class Endings:
+    """The outcomes that wait to be stored."""
+
+    def __init__(self, holder: Holder, forget: Callable[[Delivery], None]) -> None:
+        self._holder = holder
+        self._forget = forget
+        self._waiting: deque[Ending] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, delivery: Delivery, outcome: Outcome) -> None:
+        """From any thread. Only the first outcome of a delivery counts."""
+        if not delivery.end():
+            return
+        text = None
+        if isinstance(outcome, Done) and outcome.result is not None:
+            limits = delivery.database.config
+            try:
+                text = encode(
+                    outcome.result,
+                    max_bytes=limits.max_payload_bytes,
+                    max_depth=limits.max_payload_depth,
+                    name="result",
+                )
+            except InvalidPayload as exc:
+                outcome = Failed(exc, dead=True)  # it would be the same the next time
+        self._waiting.append(Ending(delivery, outcome, text))
+
+    def flush(self) -> int:
+        """Store what waits. Returns how many; what raises is kept."""
+        ending = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        pieces = deque(_pieces(ending))
+        try:
+            while pieces:
+                self._end(pieces[0])
+                for done in pieces.popleft():
+                    self._forget(done.delivery)
+        except BaseException:
+            self._waiting.extendleft(reversed([left for piece in pieces for left in piece]))
+            raise
+        return len(ending)
+
+    def _end(self, piece: list[Ending]) -> None:
+        """All of one kind."""
+        piece = [ending for ending in piece if not self._is_lost(ending)]
+        if not piece:
+            return
+        try:
+            self._act(piece)
+        except LeaseLost as exc:
+            for id in exc.ids:
+                logger.warning("lease lost on message %d: what came of it does not count", id)
+        except (StoreUnavailable, CommitUncertain, StoreClosed):
+            raise
+        except Exception as exc:
+            if len(piece) > 1:
+                for ending in piece:
+                    self._end([ending])
+            else:
+                self._give_up(piece[0], exc)
+
+    def _act(self, piece: list[Ending]) -> None:
+        outcome, messages = piece[0].outcome, [ending.delivery.message for ending in piece]
+        if isinstance(outcome, Done):
+            texts = {e.delivery.message.id: e.text for e in piece if e.text is not None}
+            self._holder._ack(messages, texts)
+        elif isinstance(outcome, GivenBack):
+            self._holder.release_many(messages, delay=outcome.delay, eta=outcome.eta)
+        elif isinstance(outcome, Failed):
+            self._fail(piece[0].delivery, outcome)
+
+    def _fail(self, delivery: Delivery, outcome: Failed) -> None:
+        again = self._holder.fail(
+            delivery.message, outcome.error, retry=outcome.retry, dead=outcome.dead
+        )
+        logger.log(
+            logging.WARNING if again else logging.ERROR,
+            "message %d of %s failed, attempt %d, %s",
+            *(delivery.message.id, delivery.message.queue, delivery.message.attempt),
+            "and will be tried again" if again else "for good",
+            exc_info=outcome.error if isinstance(outcome.error, BaseException) else None,
+        )
+
+    def _give_up(self, ending: Ending, error: Exception) -> None:
+        """The database refuses this outcome. It is kept as a failure, or comes back by itself."""
+        message = ending.delivery.message
+        logger.error("the outcome of message %d cannot be stored", message.id, exc_info=error)
+        try:
+            self._holder.fail(message, error, dead=True)
+        except Exception:
+            logger.exception("message %d could not be failed either; its lease lapses", message.id)
+
+    def _is_lost(self, ending: Ending) -> bool:
+        lost = ending.delivery.is_lost and not isinstance(ending.outcome, Settled)
+        if lost:
+            id = ending.delivery.message.id
+            logger.warning("lease lost on message %d: what came of it does not count", id)
+        return lost
+
+
+def _pieces(endings: Iterable[Ending]) -> Iterator[list[Ending]]:
+    """Alike ones together, in pieces that fit one statement."""
+
+    def kind(ending: Ending) -> str:
+        outcome = ending.outcome
+        if isinstance(outcome, Failed):  # each has an error of its own
+            return f"failed {ending.delivery.message.id}"
+        return repr(outcome) if isinstance(outcome, GivenBack) else type(outcome).__name__
+
+    for _, alike in groupby(sorted(endings, key=kind), kind):
+        piece: dict[int, Ending] = {}
+        room = MOST_TEXT
+        for ending in alike:
+            id, size = ending.delivery.message.id, len(ending.text or "")
+            # A message that was claimed twice by this worker ends twice, one of them in vain.
+            if piece and (id in piece or size > room or len(piece) == MOST_AT_ONCE):
+                yield list(piece.values())
+                piece, room = {}, MOST_TEXT
+            piece[id] = ending
+            room -= size
+        yield list(piece.values())

@@ -1,0 +1,180 @@
+"""Where handlers run: threads for functions, an event loop for coroutines.
+
+Both take loads first come first served, run no more than `concurrency` at a time, and report what
+came of each. Loads that have not started yet can be taken back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from pgqrs.errors import HandlerTimedOut
+from pgqrs.handlers import Load
+from pgqrs.outcomes import GivenBack, Outcome
+
+Report = Callable[[Load, list[Outcome]], None]
+
+
+class ThreadSlots:
+    """Threads, started as they are needed.
+
+    They are daemons: a handler that never returns must not keep the process from ending.
+    """
+
+    def __init__(self, concurrency: int, report: Report) -> None:
+        self._concurrency = concurrency
+        self._report = report
+        self._inbox: SimpleQueue[Load | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+
+    def start(self, loads: Iterable[Load]) -> None:
+        """Run these as soon as there is a thread for them."""
+        for load in loads:
+            self._inbox.put(load)
+            if len(self._threads) < self._concurrency and self._inbox.qsize() > self._idle:
+                name = f"pgqrs-handler-{len(self._threads) + 1}"
+                thread = threading.Thread(target=self._work, name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def take_back(self) -> list[Load]:
+        """Those that have not started."""
+        taken: list[Load] = []
+        with suppress(Empty):
+            while True:
+                load = self._inbox.get_nowait()
+                if load is not None:
+                    taken.append(load)
+        return taken
+
+    def cancel(self) -> None:
+        """A thread cannot be interrupted; whoever asks has ended the deliveries already."""
+
+    def close(self) -> None:
+        """Threads end when they are done with what they do."""
+        for _ in self._threads:
+            self._inbox.put(None)
+        self._threads.clear()
+
+    def _work(self) -> None:
+        while True:
+            self._idle += 1  # a hint: whether another thread is worth starting
+            load = self._inbox.get()
+            self._idle -= 1
+            if load is None:
+                return
+            self._report(load, _run(load))
+
+
+def _run(load: Load) -> list[Outcome]:
+    try:
+        return load.outcomes(load.start())
+    except BaseException as exc:
+        return load.failed(exc)
+
+
+class LoopSlots:
+    """Tasks in an event loop: the caller's, or one in a thread of its own."""
+
+    def __init__(self, concurrency: int, report: Report) -> None:
+        self._concurrency = concurrency
+        self._report = report
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._inbox: deque[Load] = deque()
+        self._running: dict[asyncio.Task[None], Load] = {}
+
+    def use(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Run them in this loop."""
+        self._loop = loop
+
+    def start(self, loads: Iterable[Load]) -> None:
+        """Run these as soon as there is a slot for them."""
+        self._inbox.extend(loads)
+        if self._inbox:
+            self._call(self._fill)
+
+    def take_back(self) -> list[Load]:
+        """Those that have not started."""
+        taken: list[Load] = []
+        with suppress(IndexError):
+            while True:
+                taken.append(self._inbox.popleft())
+        return taken
+
+    def cancel(self) -> None:
+        """Cancel those that run."""
+        if self._running:
+            self._call(self._cancel_all)
+
+    def close(self) -> None:
+        """End the loop, if it is our own."""
+        if self._thread is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+            self._thread = self._loop = None
+
+    def _call(self, call: Callable[[], None]) -> None:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(
+                target=self._loop.run_forever, name="pgqrs-loop", daemon=True
+            )
+            self._thread.start()
+        self._loop.call_soon_threadsafe(call)
+
+    def _fill(self) -> None:
+        while self._inbox and len(self._running) < self._concurrency:
+            try:
+                load = self._inbox.popleft()
+            except IndexError:  # taken back meanwhile
+                return
+            task = asyncio.get_running_loop().create_task(self._work(load), name=load.job.name)
+            self._running[task] = load
+            task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        del self._running[task]
+        self._fill()
+
+    def _cancel_all(self) -> None:
+        for task in self._running:
+            task.cancel()
+
+    async def _work(self, load: Load) -> None:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+        for delivery in load.deliveries:
+            delivery.when_lost(lambda: _cancel_if_lost(loop, task, load))
+        self._report(load, await _run_async(load))
+
+
+def _cancel_if_lost(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any], load: Load) -> None:
+    """Nobody will take the outcome of any of it: stop."""
+    if all(delivery.is_lost for delivery in load.deliveries):
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(task.cancel)
+
+
+async def _run_async(load: Load) -> list[Outcome]:
+    timeout = asyncio.timeout(load.job.timeout)
+    try:
+        async with timeout:
+            return load.outcomes(await load.start())
+    except TimeoutError as exc:
+        if not timeout.expired() or load.job.timeout is None:
+            return load.failed(exc)  # the handler's own
+        return load.failed(HandlerTimedOut(load.job.name, load.job.timeout))
+    except asyncio.CancelledError:
+        # The worker leaves, or the lease is lost; then this is not heard any more.
+        return [GivenBack()] * len(load.deliveries)
+    except BaseException as exc:
+        return load.failed(exc)

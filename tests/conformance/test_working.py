@@ -1,0 +1,3 @@
+"""The conformance suite: working."""
+
+from pgqrs.testing.conformance.working import *  # noqa: F403
