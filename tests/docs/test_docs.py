@@ -374,6 +374,7 @@ def shown_signature(name: str, function: Any) -> str:
         pgqrs.Consumer,
         pgqrs.Buffer,
         pgqrs.Transaction,
+        pgqrs.Worker,
     ],
     ids=lambda owner: owner.__name__,
 )
