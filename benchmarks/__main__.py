@@ -12,13 +12,14 @@ from typing import Any, get_args
 
 from rich.console import Console
 
-from benchmarks import flatness, throughput
+from benchmarks import flatness, latency, throughput
 from benchmarks.driver import Backend
 from benchmarks.report import Result, markdown, table
 from benchmarks.sites import sites, version
 
 SUITES: dict[str, Any] = {
     "Throughput, per second (median of rounds, taken in turns)": throughput,
+    "Latency: enqueue to handler, in µs, with an idle consumer": latency,
     "Flatness: a claim of 10, in µs, as the tables grow": flatness,
 }
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
@@ -36,7 +37,10 @@ def main() -> None:
             for title, suite in SUITES.items():
                 wanted = [name for name in suite.names(backend) if _is_wanted(name, options.only)]
                 for result in suite.measure(backend, wanted, make_site, quick=options.quick):
-                    console.print(f"{backend} {result.name}: {result.ratio:.2f}", style="dim")
+                    console.print(
+                        f"{backend} {result.name}: {result.measured:,.2f} ({result.ratio:.2f})",
+                        style="dim",
+                    )
                     results[title].append(result)
     _report(console, ", ".join(facts), results, markdown_too=options.markdown)
     if options.json is not None:
@@ -48,7 +52,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--backend", choices=("all", *BACKENDS), default="all")
     parser.add_argument("--quick", action="store_true", help="smaller sizes: a minute or two")
     parser.add_argument(
-        "--only", metavar="NAME", help="drain, enqueue, flat, drain-100x4, 'drain-*x4' …"
+        "--only",
+        metavar="NAME",
+        help="drain, enqueue, flat, wakeup, idle, drain-100x4, 'drain-*x4' …",
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="also save every round")
     parser.add_argument("--markdown", action="store_true", help="tables for a README")

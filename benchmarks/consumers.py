@@ -19,8 +19,9 @@ from benchmarks.sites import Site
 
 _PATIENCE = 600.0
 _METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-_processes: Any = multiprocessing.get_context(_METHOD)
-_processes.set_forkserver_preload(["benchmarks.sides"])
+processes: Any = multiprocessing.get_context(_METHOD)
+processes.set_forkserver_preload(["benchmarks.sides"])
+"""Where processes are made: not by forking this one, which has threads."""
 
 
 class Consumers:
@@ -28,10 +29,10 @@ class Consumers:
 
     def __init__(self, site: Site, side: Side, *, consumers: int, batch: int) -> None:
         self._site = site
-        self._start: Barrier = _processes.Barrier(consumers + 1)
-        self._end: Barrier = _processes.Barrier(consumers + 1)
+        self._start: Barrier = processes.Barrier(consumers + 1)
+        self._end: Barrier = processes.Barrier(consumers + 1)
         self._workers = [
-            _processes.Process(
+            processes.Process(
                 target=_consume,
                 args=(side, site.backend, site.dsn, batch, self._start, self._end),
                 daemon=True,

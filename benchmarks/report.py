@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import isnan, nan
 from statistics import median
 from typing import Any, Literal
 
@@ -21,15 +22,18 @@ class Result:
 
     backend: Backend
     name: str
-    unit: Literal["per second", "µs"]
+    unit: Literal["per second", "µs", "at rest"]
     baseline_rounds: list[float]
     measured_rounds: list[float]
     target: float | None
     """Rates: at least. Times: at most."""
+    at_most: float | None = None
+    """What was measured, in its unit, whatever the baseline is."""
 
     @property
     def baseline(self) -> float:
-        return median(self.baseline_rounds)
+        """Not a number where there is nothing to compare with."""
+        return median(self.baseline_rounds) if self.baseline_rounds else nan
 
     @property
     def measured(self) -> float:
@@ -41,13 +45,17 @@ class Result:
 
     @property
     def met(self) -> bool | None:
+        if self.at_most is not None:
+            return self.measured <= self.at_most
         if self.target is None:
             return None
         return self.ratio <= self.target if self.unit == "µs" else self.ratio >= self.target
 
     def as_json(self) -> dict[str, Any]:
         medians = {"baseline": self.baseline, "measured": self.measured}
-        return asdict(self) | medians | {"ratio": self.ratio, "met": self.met}
+        computed = medians | {"ratio": self.ratio}
+        shown = {name: None if isnan(value) else value for name, value in computed.items()}
+        return asdict(self) | shown | {"met": self.met}
 
 
 def table(title: str, columns: Columns, results: Sequence[Result]) -> Table:
@@ -74,13 +82,23 @@ def _header(columns: Columns) -> tuple[str, ...]:
 
 
 def _cells(result: Result) -> tuple[str, ...]:
-    sign = "≤" if result.unit == "µs" else "≥"
     return (
         result.backend,
         result.name,
-        f"{result.baseline:,.0f}",
-        f"{result.measured:,.0f}",
-        f"{result.ratio:.2f}",
-        "" if result.target is None else f"{sign} {result.target}",
+        _number(result.baseline),
+        _number(result.measured),
+        "" if isnan(result.ratio) else f"{result.ratio:.2f}",
+        _target(result),
         {True: "yes", False: "NO", None: ""}[result.met],
     )
+
+
+def _number(value: float) -> str:
+    return "" if isnan(value) else f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+
+
+def _target(result: Result) -> str:
+    if result.at_most is not None:
+        return f"≤ {result.at_most:,.0f}"
+    sign = "≤" if result.unit == "µs" else "≥"
+    return "" if result.target is None else f"{sign} {result.target}"

@@ -82,12 +82,15 @@ def configure(connection: Connection, name: str, **settings: Any) -> Queue:
     return get(connection, name)
 
 
-_EXPECT = update(queues).where(_NAMED).values(waiting_until=moment("until"))
+_NO_FSYNC = func.set_config("synchronous_commit", "off", True)
+"""For this transaction: who waits matters for seconds, so it need not survive a crash of the server.
+Waiting for the disk would make waking up slower by as much as an enqueue costs."""
+_EXPECT = update(queues).where(_NAMED).values(waiting_until=moment("until")).returning(_NO_FSYNC)
 TELL_WHO_WAITS = (
     update(queues)
     .where(_NAMED, queues.c.waiting_until > moment("now"))
     .values(waiting_until=None)
-    .returning(func.pg_notify(bindparam("channel", type_=Text()), queues.c.queue_name))
+    .returning(func.pg_notify(bindparam("channel", type_=Text()), queues.c.queue_name), _NO_FSYNC)
 )
 """PostgreSQL's NOTIFY, if anybody waits, and then once for all of them: under load nobody waits, and
 so nothing is sent."""
@@ -95,7 +98,7 @@ so nothing is sent."""
 
 def expect(connection: Connection, name: str, *, seconds: float, now: datetime | None) -> None:
     """Somebody waits for a message: who enqueues in the next seconds should say so."""
-    connection.execute(_EXPECT, {"queue": name} | at(until=(now, seconds)))
+    connection.execute(_EXPECT, {"queue": name} | at(until=(now, seconds))).close()
 
 
 def tell(connection: Connection, name: str, *, channel: str, now: datetime | None) -> None:

@@ -15,11 +15,11 @@ often when it is not.
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -165,7 +165,7 @@ class FileSentry(Sentry):
         looks: list[tuple[int, int]] = []
         for path in self._paths:
             try:
-                found = Path(path).stat()
+                found = os.stat(path)  # noqa: PTH116  a third of what Path costs, 250 times a second
                 looks.append((found.st_mtime_ns, found.st_size))
             except OSError:
                 looks.append((0, 0))
