@@ -13,7 +13,7 @@ nox.needs_version = ">=2024.10"
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.error_on_missing_interpreters = False
 nox.options.stop_on_first_error = False
-nox.options.sessions = ["lint", "tests", "lowest", "pythons", "old-postgres", "build"]
+nox.options.sessions = ["lint", "tests", "lowest", "pythons", "old-postgres", "pgbouncer", "build"]
 
 # Pythons that pyenv has but does not put on the path.
 PYENV = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
@@ -78,6 +78,19 @@ def old_postgres(session: nox.Session) -> None:
         *("pytest", "-n", "2", "-k", "postgres", *BACKENDS, *session.posargs),
         env={"PGQRS_TEST_POSTGRES": str(found[0].parent)},
     )
+
+
+@nox.session
+def pgbouncer(session: nox.Session) -> None:
+    """Behind PgBouncer in transaction mode; installs Debian's package where that is possible."""
+    places = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
+    if shutil.which("pgbouncer", path=places) is None:
+        if shutil.which("apt-get") is None or os.geteuid() != 0:
+            session.skip("there is no pgbouncer: `apt-get install pgbouncer`, or your system's way")
+        session.run("apt-get", "update", "-qq", external=True)
+        session.run("apt-get", "install", "-y", "-qq", "pgbouncer", external=True)
+    install(session, "test")
+    session.run("pytest", "tests/acceptance/test_pgbouncer.py", *session.posargs)
 
 
 @nox.session

@@ -49,6 +49,8 @@ class Config:
     """Connections kept to PostgreSQL; as many again are opened under load."""
     prepare_threshold: int | None = 5
     """Uses after which psycopg prepares a statement; None (`PGQRS_PREPARE_THRESHOLD=none`) never."""
+    listen_dsn: str | None = field(default=None, repr=False)
+    """The same PostgreSQL database past a pooler, to hear of new messages; None is `dsn`."""
     sqlite_journal_mode: str = "WAL"
     sqlite_synchronous: str = "FULL"
     sqlite_busy_timeout: float = 5.0

@@ -1,9 +1,9 @@
 """Hearing PostgreSQL's NOTIFY, on one connection per store.
 
-A connection that listens may be deaf without an error: behind a pooler in transaction mode, or when
-the network died silently. So the sentry calls out to itself, from another connection, when it
-begins and from time to time. While it does not hear itself it says so (`hears`), and who waits
-looks more often.
+A connection that listens may be deaf without an error, when the network died silently. So the sentry
+calls out to itself, from another connection, when it begins and from time to time. While it does
+not hear itself it says so (`hears`), and who waits looks more often. Behind a pooler it does not even
+try: see `pgqrs.stores.pooler`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from contextlib import suppress
 import psycopg
 from psycopg import sql
 
+from pgqrs.stores.pooler import PROCESS, is_pooled
 from pgqrs.stores.wakeups import Sentry
 
 TEST_EVERY = 60.0
@@ -39,13 +40,20 @@ class NotifySentry(Sentry):
         pause = 0.1
         while not self._stop.is_set():
             with suppress(psycopg.Error, OSError):
-                with self._connect() as connection:
-                    connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
-                    self._listen(connection)
-                pause = 0.1
+                pause = TEST_EVERY if self._try() else 0.1
             self._hears = False
             self._stop.wait(pause)
             pause = min(pause * 2, 10.0)
+
+    def _try(self) -> bool:
+        """Listen for as long as it works. Returns whether it cannot work at all."""
+        with self._connect() as connection:
+            answer = connection.execute(f"SELECT {PROCESS}").fetchone()
+            if answer is None or is_pooled(connection, answer[0]):
+                return True
+            connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+            self._listen(connection)
+            return False
 
     def _listen(self, connection: psycopg.Connection) -> None:
         """Until told to stop, or until it does not hear itself."""

@@ -19,12 +19,13 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 
 from pgqrs.clock import Clock
-from pgqrs.config import Config
+from pgqrs.config import Config, parse_dsn
 from pgqrs.errors import CommitUncertain
 from pgqrs.repositories import queues
 from pgqrs.sqltypes import json_from_bytes
 from pgqrs.stores.base import Database, T, Work
 from pgqrs.stores.notify import NotifySentry
+from pgqrs.stores.pooler import PROCESS, is_pooled
 from pgqrs.stores.wakeups import Wakeups
 from pgqrs.types import ConcurrencyModel
 
@@ -81,7 +82,7 @@ class PostgresDatabase(Database):
         self._single: Engine
         self._engine: Engine
         if self.owned:
-            event.listen(engine, "connect", _tell_time_in_utc)
+            event.listen(engine, "connect", _greet)
             self._single = engine
             self._engine = engine.execution_options(isolation_level="READ COMMITTED")
         else:
@@ -178,7 +179,9 @@ class PostgresDatabase(Database):
 
     def _connect_listener(self) -> psycopg.Connection:
         """A connection apart from the pool, to the same server."""
-        _, settings = self._engine.dialect.create_connect_args(self._engine.url)
+        direct = self.config.listen_dsn
+        url = self._engine.url if direct is None else parse_dsn(direct)
+        _, settings = self._engine.dialect.create_connect_args(url)
         return psycopg.connect(**settings, autocommit=True, application_name="pgqrs-listener")
 
     def _stop_preparing(self) -> bool:
@@ -245,10 +248,15 @@ class PostgresDatabase(Database):
         super().close()
 
 
-def _tell_time_in_utc(connection: Any, _record: Any) -> None:
-    """Then the driver's times are in UTC already, and need no converting one by one."""
+def _greet(connection: Any, _record: Any) -> None:
+    """Times in UTC: then those of the driver need no converting one by one. Poolers know this setting
+    and keep it to the client that made it.
+    """
     cursor = connection.cursor()
-    cursor.execute("SET TIME ZONE 'UTC'")
+    cursor.execute(f"SELECT {PROCESS}, set_config('TimeZone', 'UTC', false)")
+    driver = getattr(connection, "driver_connection", connection)
+    if is_pooled(driver, cursor.fetchone()[0]):
+        driver.prepare_threshold = None
     cursor.close()
 
 
