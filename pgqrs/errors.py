@@ -128,6 +128,118 @@ class HandlerTimedOut(PgqrsError):
         self.timeout = timeout
 
 
+class RunNotFound(PgqrsError):
+    """No run of a workflow has this id."""
+
+    def __init__(self, id: int) -> None:
+        super().__init__(f"run {id} does not exist")
+        self.id = id
+
+
+class RunEnded(PgqrsError):
+    """What was asked of a run is not possible where it stands."""
+
+    def __init__(self, id: int, status: str, asked: str) -> None:
+        super().__init__(f"run {id} is {status}: it cannot {asked}")
+        self.id = id
+        self.status = status
+        self.asked = asked
+
+
+class RunFailed(PgqrsError):
+    """The run whose result was asked for has failed. `error` is its error, with its traceback."""
+
+    def __init__(self, id: int, error: str | None) -> None:
+        lines = (error or "").strip().splitlines()
+        super().__init__(f"run {id} failed: {lines[-1] if lines else 'no error was recorded'}")
+        self.id = id
+        self.error = error
+
+
+class RunCancelled(PgqrsError):
+    """The run whose result was asked for was cancelled."""
+
+    def __init__(self, id: int) -> None:
+        super().__init__(f"run {id} was cancelled")
+        self.id = id
+
+
+class RunOverdue(PgqrsError):
+    """A run did not end before its deadline."""
+
+    def __init__(self, id: int, deadline: object) -> None:
+        super().__init__(f"run {id} did not end before its deadline, {deadline}")
+        self.id = id
+        self.deadline = deadline
+
+
+class ResultTimedOut(PgqrsError):
+    """There is no result yet."""
+
+    def __init__(self, what: str, timeout: float) -> None:
+        super().__init__(f"{what} has no result after {timeout:g} s")
+        self.what = what
+        self.timeout = timeout
+
+
+class WorkflowNotFound(PgqrsError):
+    """No workflow of this name is known here."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"workflow {name!r} is not known here; name it where workers are started")
+        self.name = name
+
+
+class StepFailed(PgqrsError):
+    """A step failed for good. The same error, whether it failed just now or is replayed."""
+
+    def __init__(self, step: str, error_type: str, message: str) -> None:
+        super().__init__(f"step {step} failed: {error_type}: {message}")
+        self.step = step
+        self.error_type = error_type
+        self.message = message
+
+
+class StepTimedOut(PgqrsError):
+    """An attempt at a step took longer than it may."""
+
+    def __init__(self, step: str, timeout: float) -> None:
+        super().__init__(f"step {step} took longer than {timeout:g} s")
+        self.step = step
+        self.timeout = timeout
+
+
+class StepNotReady(PgqrsError):
+    """A step waits for its next attempt."""
+
+    def __init__(self, step: str, retry_at: object) -> None:
+        super().__init__(f"step {step} is to be tried again at {retry_at}")
+        self.step = step
+        self.retry_at = retry_at
+
+
+class EventTimedOut(PgqrsError):
+    """Nobody sent the signal, or set the event, in time."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"nothing came as {name!r} in time")
+        self.name = name
+
+
+class ReplayMismatch(PgqrsError):
+    """The workflow asks for something else than its history says: its code was changed, or is not
+    deterministic. `pgqrs.patched` is for deliberate changes.
+    """
+
+    def __init__(self, asked: str, recorded: str) -> None:
+        super().__init__(
+            f"the workflow asks for {asked} where its history has {recorded}; bring back the code "
+            "this run began with, or use pgqrs.patched, then retry the run"
+        )
+        self.asked = asked
+        self.recorded = recorded
+
+
 class StoreClosed(PgqrsError):
     """The store was closed."""
 

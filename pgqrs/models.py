@@ -30,7 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from pgqrs.sqltypes import BigId, EnumText, Flag, Json, Seconds, Small, UTCDateTime, Whole
-from pgqrs.types import ArchiveReason, WorkerStatus
+from pgqrs.types import ArchiveReason, EventKind, RunStatus, StepStatus, WorkerStatus
 
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -43,28 +43,6 @@ NAMING = {
 
 class Base(DeclarativeBase):
     metadata = MetaData(naming_convention=NAMING)
-
-
-class RunStatus(StrEnum):
-    """Where a run of a workflow stands."""
-
-    PENDING = "pending"
-    RUNNING = "running"
-    SUSPENDED = "suspended"
-    PAUSED = "paused"
-    CANCELLING = "cancelling"
-    CANCELLED = "cancelled"
-    COMPLETED = "completed"
-    FAILED = "failed"
-
-
-class StepStatus(StrEnum):
-    """Where a step of a run stands."""
-
-    PENDING = "pending"
-    RUNNING = "running"
-    COMPLETED = "completed"
-    FAILED = "failed"
 
 
 def one_of(column: str, words: type[StrEnum]) -> CheckConstraint:
@@ -197,8 +175,14 @@ class Workflow(Base):
     __table_args__ = (
         UniqueConstraint("name", "key"),
         one_of("status", RunStatus),
-        Index("ix_pgqrs_workflows_parent_id", "parent_id"),
-        Index("ix_pgqrs_workflows_status", "status", "wake_at"),
+        Index(
+            "ix_pgqrs_workflows_parent_id",
+            "parent_id",
+            postgresql_where=text("parent_id IS NOT NULL"),
+            sqlite_where=text("parent_id IS NOT NULL"),
+        ),
+        Index("ix_pgqrs_workflows_status", "status", "id"),
+        Index("ix_pgqrs_workflows_message_id", "message_id", unique=True),
         TABLE,
     )
 
@@ -217,6 +201,15 @@ class Workflow(Base):
     updated_at: Mapped[datetime] = mapped_column(UTCDateTime)
     wake_at: Mapped[datetime | None] = mapped_column(UTCDateTime)
     deadline_at: Mapped[datetime | None] = mapped_column(UTCDateTime)
+    started_at: Mapped[datetime | None] = mapped_column(UTCDateTime)
+    ended_at: Mapped[datetime | None] = mapped_column(UTCDateTime)
+    queue_id: Mapped[int | None] = mapped_column(BigId)
+    message_id: Mapped[int | None] = mapped_column(BigId)
+    """The message whose holder runs it; None for a run that is driven by hand."""
+    nudge_ct: Mapped[int] = mapped_column(Whole, server_default=text("0"))
+    """How often somebody had news for it: a signal, a child that ended."""
+    failed_step: Mapped[str | None] = mapped_column(Text)
+    forked_from: Mapped[int | None] = mapped_column(BigId)
 
 
 class WorkflowStep(Base):
@@ -238,6 +231,31 @@ class WorkflowStep(Base):
     started_at: Mapped[datetime | None] = mapped_column(UTCDateTime)
     completed_at: Mapped[datetime | None] = mapped_column(UTCDateTime)
     wake_at: Mapped[datetime | None] = mapped_column(UTCDateTime)
+    position: Mapped[int] = mapped_column(Whole, server_default=text("0"))
+    """Which call of the workflow it was, counted in each branch."""
+    attempts: Mapped[int] = mapped_column(Whole, server_default=text("0"))
+
+
+class WorkflowEvent(Base):
+    """What was said to a run (a signal), or by it (an event)."""
+
+    __tablename__ = "pgqrs_workflow_events"
+    __table_args__ = (
+        one_of("kind", EventKind),
+        Index("ix_pgqrs_workflow_events_run", "workflow_id", "kind", "name", "id"),
+        TABLE,
+    )
+
+    id: Mapped[int] = mapped_column(BigId, Identity(), primary_key=True)
+    workflow_id: Mapped[int] = mapped_column(
+        BigId, ForeignKey("pgqrs_workflows.id", ondelete="CASCADE")
+    )
+    kind: Mapped[EventKind] = mapped_column(EnumText(EventKind))
+    name: Mapped[str] = mapped_column(Text)
+    payload: Mapped[Any | None] = mapped_column(Json)
+    created_at: Mapped[datetime] = mapped_column(UTCDateTime)
+    consumed_by: Mapped[str | None] = mapped_column(Text)
+    """The step that waited for this signal and got it."""
 
 
 class SchemaHistory(Base):
@@ -257,4 +275,5 @@ messages = Base.metadata.tables["pgqrs_messages"]
 archive = Base.metadata.tables["pgqrs_archive"]
 workflows = Base.metadata.tables["pgqrs_workflows"]
 workflow_steps = Base.metadata.tables["pgqrs_workflow_steps"]
+workflow_events = Base.metadata.tables["pgqrs_workflow_events"]
 schema_history = Base.metadata.tables["pgqrs_schema_history"]

@@ -17,6 +17,7 @@ from pgqrs.producer import Producer
 from pgqrs.stores import Database, Work, open_database
 from pgqrs.transaction import Transaction, connection_of
 from pgqrs.types import ConcurrencyModel, Duration
+from pgqrs.workflows.runs import Workflows
 
 T = TypeVar("T")
 
@@ -103,6 +104,11 @@ class Store:
     ) -> Consumer:
         """Take messages out of a queue."""
         return Consumer(self._database, queue, lease=lease, hostname=hostname, port=port)
+
+    @property
+    def workflows(self) -> Workflows:
+        """The runs of workflows."""
+        return Workflows(self._database)
 
     def using(self, owner: Connection | Session) -> Transaction:
         """Enqueue and end claims inside the transaction of this connection or session."""

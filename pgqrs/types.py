@@ -57,6 +57,35 @@ class WorkerStatus(StrEnum):
     STOPPED = "stopped"
 
 
+class RunStatus(StrEnum):
+    """Where a run of a workflow stands."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    SUSPENDED = "suspended"
+    PAUSED = "paused"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+class StepStatus(StrEnum):
+    """Where a step of a run stands."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+class EventKind(StrEnum):
+    """Which way something was said: to a run, or by it."""
+
+    SIGNAL = "signal"
+    EVENT = "event"
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """A message in a queue. Who dequeued it holds it until `vt`."""
@@ -152,6 +181,67 @@ class QueueStats:
     leased: int
     oldest_age: float | None
     archived: Mapping[ArchiveReason, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """A run of a workflow, as its row says."""
+
+    id: int
+    name: str
+    key: str | None
+    status: RunStatus
+    input: Any
+    output: Any
+    error: str | None
+    failed_step: str | None
+    version: str | None
+    queue: str | None
+    message_id: int | None
+    parent_id: int | None
+    forked_from: int | None
+    created_at: datetime
+    started_at: datetime | None
+    updated_at: datetime
+    ended_at: datetime | None
+    wake_at: datetime | None
+    deadline_at: datetime | None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is completed, failed or cancelled."""
+        return self.status in ENDED
+
+
+ENDED = frozenset((RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED))
+"""What a run stays, whatever comes later."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepInfo:
+    """A step of a run, as its row says."""
+
+    run_id: int
+    step_id: str
+    position: int
+    status: StepStatus
+    attempts: int
+    output: Any
+    error: str | None
+    started_at: datetime | None
+    completed_at: datetime | None
+    wake_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvent:
+    """Something that a run let others know."""
+
+    id: int
+    run_id: int
+    name: str
+    payload: Any
+    created_at: datetime
 
 
 def seconds(name: str, value: Duration) -> float:

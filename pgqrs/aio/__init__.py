@@ -7,14 +7,18 @@ from pgqrs.aio.producer import AsyncProducer
 from pgqrs.aio.store import AsyncStore, connect
 from pgqrs.aio.transaction import AsyncTransaction
 from pgqrs.aio.worker import AsyncWorker
+from pgqrs.aio.workflows import AsyncRun, AsyncStepGuard, AsyncWorkflows
 
 __all__ = [
     "AsyncAdmin",
     "AsyncBuffer",
     "AsyncConsumer",
     "AsyncProducer",
+    "AsyncRun",
+    "AsyncStepGuard",
     "AsyncStore",
     "AsyncTransaction",
     "AsyncWorker",
+    "AsyncWorkflows",
     "connect",
 ]

@@ -13,6 +13,7 @@ from pgqrs.aio.bridge import Bridge, Facade, GreenletBridge, LoopLock, ThreadBri
 from pgqrs.aio.consumer import AsyncConsumer
 from pgqrs.aio.producer import AsyncProducer
 from pgqrs.aio.transaction import AsyncTransaction
+from pgqrs.aio.workflows import AsyncWorkflows
 from pgqrs.clock import Clock
 from pgqrs.config import Config, shown
 from pgqrs.consumer import Consumer
@@ -99,6 +100,11 @@ class AsyncStore(Facade):
             self._bridge,
             Consumer(self._database, queue, lease=lease, hostname=hostname, port=port),
         )
+
+    @property
+    def workflows(self) -> AsyncWorkflows:
+        """The runs of workflows."""
+        return AsyncWorkflows(self._bridge, self._database)
 
     def using(self, owner: AsyncConnection | AsyncSession) -> AsyncTransaction:
         """Enqueue and end claims inside the transaction of this connection or session."""

@@ -50,6 +50,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.expression import CTE, ColumnElement, FromClause
 
 from pgqrs.models import archive, messages, queues, workers
+from pgqrs.repositories import workflows
 from pgqrs.repositories.expressions import (
     Holds,
     at,
@@ -530,7 +531,10 @@ def finish(
     `results` are JSON texts by the id of their message.
     """
     bound = {"reason": reason, "error": error} | at(now=(now, 0.0))
-    return _finish(connection, holds, results, bound)
+    done = _finish(connection, holds, results, bound)
+    if reason is ArchiveReason.FAILED:
+        workflows.end_lost(connection, list(done), error=error, now=now)
+    return done
 
 
 def remove(connection: Connection, holds: Holds) -> set[int]:
@@ -587,6 +591,7 @@ def bury(
         bound = {"ids": ids, "reason": reason, "error": error} | at(now=(now, 0.0))
         for statement in _BURY:
             connection.execute(statement, bound)
+        workflows.end_lost(connection, ids, error=error or reason, now=now)
 
 
 def _status(word: str | None) -> WorkerStatus | None:

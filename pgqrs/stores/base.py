@@ -118,6 +118,24 @@ class Database(ABC):
         self._check(needs_schema)
         return self._persist(lambda: self._write(work, single), repeatable=repeatable)
 
+    def write_once(self, work: Work[T]) -> T:
+        """Run a work that holds an application's code, in a transaction of its own.
+
+        Once it has begun it is not run again, whatever happens; and no work of others shares its
+        transaction.
+        """
+        self._check(needs_schema=True)
+        begun = False
+
+        def first(connection: Connection) -> T:
+            nonlocal begun
+            begun = True
+            return work(connection)
+
+        return self._persist(
+            lambda: self._write_alone(first), repeatable=False, while_=lambda: not begun
+        )
+
     def open(self) -> None:
         """Refuse a database with a history this pgqrs does not know; migrate it if allowed to.
 
@@ -165,6 +183,10 @@ class Database(ABC):
     @abstractmethod
     def _write(self, work: Work[T], single: bool) -> T: ...
 
+    def _write_alone(self, work: Work[T]) -> T:
+        """Write, and share the transaction with nobody."""
+        return self._write(work, False)
+
     @abstractmethod
     def is_transient(self, error: BaseException) -> bool:
         """Whether trying again may help, and nothing was committed."""
@@ -184,10 +206,18 @@ class Database(ABC):
                 raise
             self.install()
 
-    def _persist(self, attempt: Callable[[], T], *, repeatable: bool) -> T:
+    def _persist(
+        self,
+        attempt: Callable[[], T],
+        *,
+        repeatable: bool,
+        while_: Callable[[], bool] = lambda: True,
+    ) -> T:
         """Try once; only if that fails for a passing reason, set up to try for a while."""
 
         def may_retry(error: BaseException) -> bool:
+            if not while_():
+                return False
             if isinstance(error, CommitUncertain):
                 return repeatable
             return self.is_transient(error)

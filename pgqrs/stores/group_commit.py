@@ -28,10 +28,11 @@ MOST_AT_ONCE = 256
 class _Ticket:
     """One work in the queue, and what became of it."""
 
-    __slots__ = ("_settled", "error", "leads", "result", "work")
+    __slots__ = ("_settled", "alone", "error", "leads", "result", "work")
 
-    def __init__(self, work: Callable[[Connection], Any]) -> None:
+    def __init__(self, work: Callable[[Connection], Any], *, alone: bool) -> None:
         self.work = work
+        self.alone = alone
         self.result: Any = None
         self.error: BaseException | None = None
         self.leads = False
@@ -74,9 +75,12 @@ class GroupCommit:
         self._waiting: deque[_Ticket] = deque()
         self._somebody_leads = False
 
-    def submit(self, work: Callable[[Connection], T]) -> T:
-        """Run the work in a transaction, perhaps together with others; return after its commit."""
-        ticket = _Ticket(work)
+    def submit(self, work: Callable[[Connection], T], *, alone: bool = False) -> T:
+        """Run the work in a transaction, perhaps together with others; return after its commit.
+
+        One that is `alone` shares its transaction with nobody, and is never run twice.
+        """
+        ticket = _Ticket(work, alone=alone)
         with self._lock:
             self._waiting.append(ticket)
             ticket.leads = not self._somebody_leads
@@ -101,7 +105,11 @@ class GroupCommit:
 
     def _lead(self) -> None:
         with self._lock:
-            group = [self._waiting.popleft() for _ in range(min(len(self._waiting), MOST_AT_ONCE))]
+            group = [self._waiting.popleft()]
+            while self._waiting and len(group) < MOST_AT_ONCE and not group[0].alone:
+                if self._waiting[0].alone:
+                    break
+                group.append(self._waiting.popleft())
         try:
             self._commit(group)
         finally:

@@ -99,6 +99,11 @@ class SqliteDatabase(Database):
         with self._write_lock, self._transaction() as connection:
             return work(connection)
 
+    def _write_alone(self, work: Work[T]) -> T:
+        if self._write_lock is None:
+            return self._group_commit.submit(work, alone=True)
+        return self._write(work, False)
+
     def _transaction(self) -> AbstractContextManager[Connection]:
         return self._own_transaction() if self.owned else self._borrowed_transaction()
 

@@ -15,8 +15,10 @@ from typing import Any, Self, TypeVar
 from pgqrs.aio.bridge import Facade
 from pgqrs.aio.consumer import AsyncHolder
 from pgqrs.aio.worker import AsyncWorker
+from pgqrs.aio.workflows import AsyncRun, AsyncStepGuard, AsyncWorkflows
 
 T = TypeVar("T")
+ASYNC = (Facade, AsyncHolder, AsyncWorkflows, AsyncRun, AsyncStepGuard)
 
 
 class Portal:
@@ -45,7 +47,7 @@ class Portal:
 
     def wrap(self, value: Any) -> Any:
         """The sync face of an async facade; everything else as it is."""
-        return Synced(self, value) if isinstance(value, Facade | AsyncHolder) else value
+        return Synced(self, value) if isinstance(value, ASYNC) else value
 
     def close(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -63,7 +65,7 @@ class Synced:
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._wrapped, name)
         if not callable(attribute):
-            return attribute
+            return self._portal.wrap(attribute)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             async def called() -> Any:

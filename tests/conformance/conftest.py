@@ -146,7 +146,8 @@ def installed_postgres(postgres: str) -> str:
 def empty_postgres(installed_postgres: str) -> str:
     with psycopg.connect(installed_postgres, autocommit=True) as connection:
         connection.execute(
-            "TRUNCATE pgqrs_messages, pgqrs_archive, pgqrs_workers, pgqrs_queues RESTART IDENTITY"
+            "TRUNCATE pgqrs_messages, pgqrs_archive, pgqrs_workers, pgqrs_queues, pgqrs_workflows, "
+            "pgqrs_workflow_steps, pgqrs_workflow_events RESTART IDENTITY"
         )
     return installed_postgres
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import pytest
 
 from pgqrs.clock import Clock
+from pgqrs.outcomes import Settled
 from pgqrs.testing.clock import ManualClock
 from pgqrs.testing.portal import Synced
 from pgqrs.worker import Worker
 
 QUEUE = "tasks"
+RUNS = "workflows"
+Drain = Callable[..., int]
 
 
 def worker(store: Any, **options: Any) -> Any:
@@ -87,3 +90,40 @@ def rival(store: Any, admin: Any) -> Iterator[Any]:
     """A second consumer of the same queue."""
     with store.consumer(QUEUE) as consumer:
         yield consumer
+
+
+class Crash(BaseException):
+    """As if the process had died here: nothing of it is recorded."""
+
+
+@pytest.fixture
+def drain(store: Any) -> Drain:
+    """Run what is ready, and what that makes ready, until nothing is. Returns how many were run."""
+    store.admin().create_queue(RUNS, lease=30, max_read_ct=3, if_not_exists=True)
+
+    def drained(*known: Any) -> int:
+        count = 0
+        with store.consumer(RUNS) as consumer:
+            while found := consumer.dequeue(10):
+                for message in found:
+                    count += 1
+                    outcome = store.workflows.execute(message, known)
+                    assert outcome == Settled()
+        return count
+
+    return drained
+
+
+@pytest.fixture
+def crash_once(store: Any, clock: ManualClock) -> Drain:
+    """Run what is ready with a worker that dies of a `Crash`; then its leases lapse."""
+
+    def crashed(*known: Any) -> int:
+        with store.consumer(RUNS) as consumer:
+            for message in consumer.dequeue(10):
+                with pytest.raises(Crash):
+                    store.workflows.execute(message, known)
+        clock.advance(31)
+        return 1
+
+    return crashed

@@ -1,0 +1,335 @@
+"""Steps of a run: what was done, so that it is never done again.
+
+Recording is fenced like everything a holder does: the statement that writes the step also finds the
+run's message held by this very claim, and keeps it from being claimed until it is done. It returns
+what the run was told meanwhile, so that cancelling or pausing costs no query of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    Connection,
+    Text,
+    bindparam,
+    cast,
+    delete,
+    exists,
+    false,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
+
+from pgqrs.errors import LeaseLost
+from pgqrs.models import messages, workflow_steps, workflows
+from pgqrs.repositories.expressions import Holds, at, moment
+from pgqrs.repositories.hot import Hot
+from pgqrs.repositories.messages import FENCE_ONE, held_one
+from pgqrs.sqltypes import BigId, Json
+from pgqrs.types import RunStatus, StepInfo, StepStatus
+
+COLUMNS = (
+    workflow_steps.c.workflow_id,
+    workflow_steps.c.step_id,
+    workflow_steps.c.position,
+    workflow_steps.c.status,
+    workflow_steps.c.attempts,
+    workflow_steps.c.output,
+    workflow_steps.c.error,
+    workflow_steps.c.started_at,
+    workflow_steps.c.completed_at,
+    workflow_steps.c.wake_at,
+)
+"""In the order of the fields of `StepInfo`."""
+
+
+class NewStep(NamedTuple):
+    """What is to be recorded of a step. `output` is JSON text."""
+
+    step_id: str
+    position: int
+    status: StepStatus
+    attempts: int = 1
+    output: str | None = None
+    error: str | None = None
+    took: float = 0.0
+    """Seconds since it began."""
+    wake_in: float | None = None
+    wake_at: datetime | None = None
+    ends_then: bool = False
+    """Whether it is complete at the time of its wake-up, as a sleep is."""
+
+
+class Recorded(NamedTuple):
+    """A step is in the database, and this is what its run was told to be."""
+
+    status: RunStatus
+    overdue: bool
+    wake_at: datetime | None
+    is_new: bool = True
+    """False if it was there already."""
+
+
+_run = bindparam("run", type_=BigId)
+_step_id = bindparam("step", type_=Text())
+_THIS = (workflow_steps.c.workflow_id == _run, workflow_steps.c.step_id == _step_id)
+_VALUES: dict[str, Any] = {
+    "status": bindparam("new_status", type_=workflow_steps.c.status.type),
+    "attempts": bindparam("new_attempts", type_=workflow_steps.c.attempts.type),
+    "output": cast(bindparam("new_output", type_=Text()), Json()),
+    "error": bindparam("new_error", type_=Text()),
+    "started_at": moment("started"),
+    "completed_at": moment("completed"),
+    "wake_at": moment("wake"),
+}
+_FIRST_VALUES: dict[str, Any] = {
+    "workflow_id": _run,
+    "step_id": _step_id,
+    "position": bindparam("new_position", type_=workflow_steps.c.position.type),
+    **_VALUES,
+}
+_TOLD = (
+    select(workflows.c.status).where(workflows.c.id == _run).scalar_subquery(),
+    select(func.coalesce(workflows.c.deadline_at <= moment("now"), false()))
+    .where(workflows.c.id == _run)
+    .scalar_subquery(),
+    workflow_steps.c.wake_at,
+)
+_INSERT = Hot(
+    insert(workflow_steps)
+    .from_select(
+        list(_FIRST_VALUES),
+        select(*_FIRST_VALUES.values())
+        .select_from(messages)
+        .where(*FENCE_ONE, ~exists().where(*_THIS))
+        .with_for_update(read=True, of=messages),
+    )
+    .returning(*_TOLD)
+)
+_held = select(messages.c.id).where(*FENCE_ONE).with_for_update(read=True).cte("held")
+_UPDATE = Hot(
+    update(workflow_steps)
+    .where(
+        *_THIS,
+        or_(
+            workflow_steps.c.status == StepStatus.PENDING,
+            workflow_steps.c.status == StepStatus.RUNNING,
+        ),
+        exists(select(_held.c.id)),
+    )
+    .values(_VALUES)
+    .returning(*_TOLD)
+)
+_IS_HELD = select(*_TOLD[:2], select(messages.c.id).where(*FENCE_ONE).scalar_subquery())
+_FIND = Hot(
+    select(*COLUMNS).where(workflow_steps.c.workflow_id == _run).order_by(workflow_steps.c.id)
+)
+_GET = select(*COLUMNS).where(*_THIS)
+
+
+def record(
+    connection: Connection,
+    run_id: int,
+    step: NewStep,
+    *,
+    hold: Holds,
+    again: bool,
+    now: datetime | None,
+) -> Recorded:
+    """Write down a step; `again` if the run has a record of it that is not final.
+
+    Safe to repeat: a final record stays as it is. Who lost the run's message records nothing, and
+    gets `LeaseLost`.
+    """
+    bound = _bound(run_id, step, now=now) | held_one(hold)
+    found = (_UPDATE if again else _INSERT).rows(connection, bound)
+    if found:
+        return Recorded(*found[0])
+    return _recorded_before(connection, bound, hold)
+
+
+def _bound(run_id: int, step: NewStep, *, now: datetime | None) -> dict[str, Any]:
+    wake = (now, step.wake_in) if step.wake_at is None else (step.wake_at, 0.0)
+    ended = wake if step.ends_then else (now, 0.0)
+    final = step.status in (StepStatus.COMPLETED, StepStatus.FAILED)
+    return {
+        "run": run_id,
+        "step": step.step_id,
+        "new_position": step.position,
+        "new_status": step.status,
+        "new_attempts": step.attempts,
+        "new_output": step.output,
+        "new_error": step.error,
+    } | at(
+        now=(now, 0.0),
+        started=(now, -step.took),
+        completed=ended if final else (now, None),
+        wake=wake,
+    )
+
+
+def _recorded_before(connection: Connection, bound: dict[str, Any], hold: Holds) -> Recorded:
+    """Nothing was written: this claim wrote it before, or it is no longer held."""
+    found = connection.execute(_IS_HELD, bound).one()
+    step = get(connection, bound["run"], bound["step"])
+    if found[2] is None or step is None:
+        raise LeaseLost(list(hold.tokens))
+    return Recorded(found[0], found[1], step.wake_at, is_new=False)
+
+
+def find(connection: Connection, run_id: int) -> list[StepInfo]:
+    """The steps of a run in the order they were recorded."""
+    return [StepInfo(*row) for row in _FIND.rows(connection, {"run": run_id})]
+
+
+def get(connection: Connection, run_id: int, step_id: str) -> StepInfo | None:
+    """One step."""
+    row = connection.execute(_GET, {"run": run_id, "step": step_id}).first()
+    return None if row is None else _step(row)
+
+
+def _step(row: Sequence[Any]) -> StepInfo:
+    return StepInfo(*row)
+
+
+_other = workflow_steps.alias("other")
+_ROW_OF = (
+    select(_other.c.id)
+    .where(_other.c.workflow_id == _run, _other.c.step_id == _step_id)
+    .scalar_subquery()
+)
+_FORGET_FAILED = delete(workflow_steps).where(
+    workflow_steps.c.workflow_id == _run,
+    workflow_steps.c.status != StepStatus.COMPLETED,
+    workflow_steps.c.id >= func.coalesce(_ROW_OF, workflow_steps.c.id),
+)
+_COPIED = [column.name for column in workflow_steps.c if column.name not in ("id", "workflow_id")]
+_COPY = insert(workflow_steps).from_select(
+    ["workflow_id", *_COPIED],
+    select(
+        bindparam("copy", type_=BigId).label("workflow_id"),
+        *(workflow_steps.c[name] for name in _COPIED),
+    )
+    .where(
+        workflow_steps.c.workflow_id == _run,
+        workflow_steps.c.status.in_((StepStatus.COMPLETED, StepStatus.FAILED)),
+        workflow_steps.c.id < func.coalesce(_ROW_OF, workflow_steps.c.id + 1),
+    )
+    .order_by(workflow_steps.c.id),
+)
+
+
+def forget_failed(connection: Connection, run_id: int, *, since: str | None) -> None:
+    """Forget the failed step that ended a run, and what failed after it, so that it is tried again.
+
+    A failure that the workflow itself dealt with stays in its history.
+    """
+    connection.execute(_FORGET_FAILED, {"run": run_id, "step": since or ""})
+
+
+def copy(connection: Connection, run_id: int, *, to: int, before: str | None) -> None:
+    """Copy the finished steps of a run to another; `before` is the first that is left out."""
+    connection.execute(_COPY, {"run": run_id, "copy": to, "step": before or ""})
+
+
+# Steps of a run that is driven by hand: the attempt is the fence.
+
+_LIVE_RUN = exists().where(workflows.c.id == _run, workflows.c.status == RunStatus.RUNNING)
+_ACQUIRE_FIRST = insert(workflow_steps).from_select(
+    ["workflow_id", "step_id", "status", "attempts", "position", "started_at"],
+    select(
+        _run,
+        _step_id,
+        bindparam("running", StepStatus.RUNNING, type_=workflow_steps.c.status.type),
+        bindparam("one", 1, type_=workflow_steps.c.attempts.type),
+        select(func.count()).where(workflow_steps.c.workflow_id == _run).scalar_subquery(),
+        moment("now"),
+    ).where(_LIVE_RUN),
+)
+_ACQUIRE_AGAIN = (
+    update(workflow_steps)
+    .where(*_THIS, workflow_steps.c.status.in_((StepStatus.PENDING, StepStatus.RUNNING)), _LIVE_RUN)
+    .values(
+        status=StepStatus.RUNNING,
+        attempts=workflow_steps.c.attempts + 1,
+        started_at=moment("now"),
+        wake_at=None,
+        error=None,
+    )
+)
+_LOCKED = _GET.add_columns(
+    func.coalesce(workflow_steps.c.wake_at > moment("now"), false())
+).with_for_update(of=workflow_steps)
+_END_BY_HAND = (
+    update(workflow_steps)
+    .where(
+        *_THIS,
+        workflow_steps.c.status == StepStatus.RUNNING,
+        workflow_steps.c.attempts == bindparam("token"),
+    )
+    .values(
+        status=bindparam("new_status", type_=workflow_steps.c.status.type),
+        output=cast(bindparam("new_output", type_=Text()), Json()),
+        error=bindparam("new_error", type_=Text()),
+        completed_at=moment("completed"),
+        wake_at=moment("wake"),
+    )
+)
+
+
+class Acquired(NamedTuple):
+    """A step after somebody asked for it by hand."""
+
+    step: StepInfo
+    is_early: bool
+    """Whether it waits for its next attempt."""
+
+
+def acquire(
+    connection: Connection, run_id: int, step_id: str, *, now: datetime | None
+) -> Acquired | None:
+    """Begin an attempt at a step, unless it is finished or waits; None if the run is not running."""
+    bound = {"run": run_id, "step": step_id} | at(now=(now, 0.0))
+    row = connection.execute(_LOCKED, bound).first()
+    if row is None:
+        if not connection.execute(_ACQUIRE_FIRST, bound).rowcount:
+            return None
+    else:
+        found = Acquired(_step(row[:-1]), row[-1])
+        if found.step.status in (StepStatus.COMPLETED, StepStatus.FAILED) or found.is_early:
+            return found
+        if not connection.execute(_ACQUIRE_AGAIN, bound).rowcount:
+            return None
+    step = get(connection, run_id, step_id)
+    return None if step is None else Acquired(step, False)
+
+
+def end_by_hand(
+    connection: Connection,
+    run_id: int,
+    step_id: str,
+    *,
+    token: int,
+    status: StepStatus,
+    output: str | None,
+    error: str | None,
+    wake_in: float | None,
+    now: datetime | None,
+) -> bool:
+    """End an attempt at a step; whether it was still the last one."""
+    final = status in (StepStatus.COMPLETED, StepStatus.FAILED)
+    bound = {
+        "run": run_id,
+        "step": step_id,
+        "token": token,
+        "new_status": status,
+        "new_output": output,
+        "new_error": error,
+    } | at(completed=(now, 0.0 if final else None), wake=(now, wake_in))
+    return connection.execute(_END_BY_HAND, bound).rowcount == 1

@@ -1,0 +1,37 @@
+"""Durable workflows: functions whose runs survive what runs them."""
+
+from pgqrs.workflows.calls import (
+    map,
+    now,
+    patched,
+    random,
+    set_event,
+    sleep,
+    sleep_until,
+    uuid,
+    wait_for_event,
+)
+from pgqrs.workflows.children import Child
+from pgqrs.workflows.decorators import Step, Workflow, step, workflow
+from pgqrs.workflows.guards import StepGuard
+from pgqrs.workflows.runs import Run, Workflows
+
+__all__ = [
+    "Child",
+    "Run",
+    "Step",
+    "StepGuard",
+    "Workflow",
+    "Workflows",
+    "map",
+    "now",
+    "patched",
+    "random",
+    "set_event",
+    "sleep",
+    "sleep_until",
+    "step",
+    "uuid",
+    "wait_for_event",
+    "workflow",
+]

@@ -1,0 +1,182 @@
+"""A run in the process that starts it, for scripts.
+
+It is a run like any other: its message is there, and held by this process from the start. Should the
+process die, the lease lapses and any worker goes on. Where the run waits, this waits; whoever resumes
+it first, this process or a worker, the result is the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection
+
+from pgqrs.consumer import Consumer
+from pgqrs.errors import PgqrsError
+from pgqrs.repositories import workflows
+from pgqrs.stores import Database
+from pgqrs.types import Message, RunInfo
+from pgqrs.workflows.context import Persist
+from pgqrs.workflows.decorators import Workflow
+from pgqrs.workflows.execution import Offload, Reach, execute, execute_async, registry
+from pgqrs.workflows.starting import with_queue
+from pgqrs.workflows.trampoline import drive, drive_async
+
+LOOK_EVERY = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """Run the run of this message."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Nap:
+    """Wait a little."""
+
+    seconds: float
+
+
+Inline = Generator[Persist | Carry | Nap, Any, RunInfo]
+
+
+def run_inline(
+    database: Database,
+    workflow: Workflow[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    reach: Reach = lambda call: call(),
+) -> RunInfo:
+    """Run a sync workflow in this thread, to its end."""
+    consumer = Consumer(database, workflow.queue)
+
+    def answer(ask: Persist | Carry | Nap) -> Any:
+        if isinstance(ask, Persist):
+            return reach(ask.call)
+        if isinstance(ask, Nap):
+            return time.sleep(ask.seconds)
+        with kept(consumer, ask.message, reach):
+            return execute(database, registry([workflow]), ask.message, reach=reach)
+
+    try:
+        return drive(inline(database, consumer, workflow, args, kwargs), answer)
+    finally:
+        reach(consumer.close)
+
+
+async def run_inline_async(
+    database: Database,
+    workflow: Workflow[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    offload: Offload,
+) -> RunInfo:
+    """Run an async workflow in this event loop, to its end."""
+    consumer = Consumer(database, workflow.queue)
+
+    async def answer(ask: Persist | Carry | Nap) -> Any:
+        if isinstance(ask, Persist):
+            return await offload(ask.call)
+        if isinstance(ask, Nap):
+            return await asyncio.sleep(ask.seconds)
+        renewing = asyncio.create_task(_keep(consumer, ask.message, offload))
+        try:
+            return await execute_async(database, registry([workflow]), ask.message, offload=offload)
+        finally:
+            renewing.cancel()
+
+    try:
+        return await drive_async(inline(database, consumer, workflow, args, kwargs), answer)
+    finally:
+        await offload(consumer.close)
+
+
+def inline(
+    database: Database,
+    consumer: Consumer,
+    workflow: Workflow[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Inline:
+    """The way of a run from its start to its end."""
+    arguments = workflow.start_arguments(args, kwargs, database.config)
+    run_id, message = yield Persist(partial(_begin, database, consumer, arguments))
+    while True:
+        if message is not None:
+            yield Carry(message)
+        run: RunInfo = yield Persist(lambda: database.read(lambda c: workflows.get(c, run_id)))
+        if run.has_ended:
+            return run
+        message = yield Persist(partial(_claim, database, consumer, run_id))
+        if message is None:
+            yield Nap(LOOK_EVERY)
+
+
+def _begin(
+    database: Database, consumer: Consumer, arguments: dict[str, Any]
+) -> tuple[int, Message | None]:
+    """Start the run with its message in our hands."""
+
+    def begin() -> tuple[int, Message | None]:
+        worker = consumer.open().worker_id
+        assert worker is not None
+        now = database.now()
+
+        def work(connection: Connection) -> tuple[int, Message | None]:
+            id = workflows.start(connection, now=now, **arguments).id
+            return id, workflows.claim(connection, id, worker=worker, now=now)
+
+        return database.write(work)
+
+    return with_queue(database, arguments["queue"], begin)
+
+
+def _claim(database: Database, consumer: Consumer, run_id: int) -> Message | None:
+    worker = consumer.open().worker_id
+    assert worker is not None
+    now = database.now()
+    return database.write(
+        lambda c: workflows.claim(c, run_id, worker=worker, now=now), repeatable=True
+    )
+
+
+@contextmanager
+def kept(consumer: Consumer, message: Message, reach: Reach) -> Iterator[None]:
+    """Renew the lease of a message meanwhile, from a thread of its own."""
+    done = threading.Event()
+
+    def renew() -> None:
+        while not done.wait(_lease(message) / 3):
+            with suppress(PgqrsError):  # lost or not, the run itself finds out
+                reach(partial(consumer.extend, message, _lease(message)))
+
+    thread = threading.Thread(target=renew, name="pgqrs-inline", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+async def _keep(consumer: Consumer, message: Message, offload: Offload) -> None:
+    """The same as a task."""
+    while True:
+        await asyncio.sleep(_lease(message) / 3)
+        with suppress(PgqrsError):
+            await offload(partial(consumer.extend, message, _lease(message)))
+
+
+def _lease(message: Message) -> float:
+    return max(0.1, (message.vt - (message.dequeued_at or message.vt)).total_seconds())

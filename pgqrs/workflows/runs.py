@@ -1,0 +1,449 @@
+"""Runs from outside: starting them, asking how they are, telling them what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import IntegrityError
+
+from pgqrs.errors import (
+    EventTimedOut,
+    InvalidArgument,
+    ResultTimedOut,
+    RunCancelled,
+    RunEnded,
+    RunFailed,
+)
+from pgqrs.outcomes import Outcome
+from pgqrs.payloads import error_text
+from pgqrs.repositories import events, steps, workflows
+from pgqrs.repositories.workflows import Started
+from pgqrs.stores import Database
+from pgqrs.types import (
+    ENDED,
+    Duration,
+    EventKind,
+    Message,
+    RunEvent,
+    RunInfo,
+    RunStatus,
+    StepInfo,
+    seconds,
+    whole,
+)
+from pgqrs.workflows import values
+from pgqrs.workflows.decorators import Workflow
+from pgqrs.workflows.execution import execute, execute_async, is_async, registry
+from pgqrs.workflows.flows import NOTHING
+from pgqrs.workflows.guards import StepGuard, acquire_step
+from pgqrs.workflows.inline import run_inline, run_inline_async
+from pgqrs.workflows.journal import bell_of
+from pgqrs.workflows.starting import with_queue
+
+T = TypeVar("T")
+BATCH = 1000
+SOONEST, LATEST = 0.01, 0.5
+"""How long to wait before looking again for what another process does."""
+
+
+class Run:
+    """A run of a workflow."""
+
+    def __init__(self, database: Database, id: int) -> None:
+        self._database = database
+        self.id = id
+
+    # Asking
+
+    def refresh(self) -> RunInfo:
+        """All that its row says now."""
+        return self._database.read(lambda c: workflows.get(c, self.id))
+
+    def status(self) -> RunStatus:
+        """Where it stands."""
+        return self.refresh().status
+
+    def steps(self) -> list[StepInfo]:
+        """What it has done, in order."""
+        return self._database.read(lambda c: steps.find(c, self.id))
+
+    def events(self, name: str | None = None) -> list[RunEvent]:
+        """What it has let others know, in order."""
+        return self._database.read(lambda c: events.find(c, self.id, name=name))
+
+    def get_event(
+        self, name: str, timeout: Duration | None = None, *, default: Any = NOTHING
+    ) -> Any:
+        """What it has let others know last under this name; waits for it for so long.
+
+        When there is nothing, this returns the `default`, or raises `EventTimedOut` if there is none.
+        """
+        found = self._wait(lambda: self._last_event(name), timeout if timeout is not None else 0.0)
+        if found is not None:
+            return found.payload
+        if default is NOTHING:
+            raise EventTimedOut(name)
+        return default
+
+    def result(self, timeout: Duration | None = None) -> Any:
+        """What it returned; waits until it has ended, at most so long.
+
+        `RunFailed` if it failed, `RunCancelled` if it was cancelled, `ResultTimedOut` if it goes on.
+        """
+        ended = self._wait(self._ended, timeout)
+        if ended is None:
+            assert timeout is not None
+            raise ResultTimedOut(f"run {self.id}", seconds("timeout", timeout))
+        return result_of(ended)
+
+    def _ended(self) -> RunInfo | None:
+        run = self.refresh()
+        return run if run.has_ended else None
+
+    def _last_event(self, name: str) -> RunEvent | None:
+        found = self.events(name)
+        return found[-1] if found else None
+
+    def _wait(self, look: Callable[[], T | None], timeout: Duration | None) -> T | None:
+        """Look until there is something, or the time is over."""
+        deadline = None if timeout is None else time.monotonic() + seconds("timeout", timeout)
+        rung = threading.Event()
+        with self._database.wakeups.doorbell(bell_of(self.id), rung.set):
+            for pause in pauses():
+                rung.clear()
+                found = look()
+                left = None if deadline is None else deadline - time.monotonic()
+                if found is not None or (left is not None and left <= 0):
+                    return found
+                rung.wait(pause if left is None else min(pause, left))
+        return None
+
+    # Telling
+
+    def signal(self, name: str, payload: Any = None) -> None:
+        """Say something to it: one `wait_for_event` of this name gets the payload."""
+        text = values.dump(payload, self._database.config)
+        now = self._database.now()
+
+        def work(connection: Connection) -> str | None:
+            run = workflows.get(connection, self.id)
+            if run.has_ended:
+                raise RunEnded(self.id, run.status, "get a signal")
+            events.add(connection, self.id, kind=EventKind.SIGNAL, name=name, payload=text, now=now)
+            return workflows.nudge(connection, self.id, now=now)
+
+        self._ring(self._database.write(work))
+
+    def cancel(self) -> RunStatus:
+        """Let it and its children end: at once if nobody runs it, else at its next step. Returns what
+        it is then; one that has ended stays as it is.
+        """
+        now = self._database.now()
+
+        def work(connection: Connection) -> tuple[set[str], RunInfo]:
+            ring = workflows.cancel(connection, self.id, now=now)
+            return ring, workflows.get(connection, self.id)
+
+        ring, run = self._database.write(work, repeatable=True)
+        for queue in ring:
+            self._ring(queue)
+        self._database.wakeups.ring(bell_of(self.id))
+        return run.status
+
+    def pause(self) -> None:
+        """Let it stop at its next step until it is resumed."""
+        now = self._database.now()
+        if not self._database.write(lambda c: workflows.pause(c, self.id, now=now)):
+            self._refuse("be paused", unless=(RunStatus.PAUSED,))
+
+    def resume(self) -> None:
+        """Let it go on after a pause."""
+        now = self._database.now()
+        resumed, queue = self._database.write(lambda c: workflows.resume(c, self.id, now=now))
+        if not resumed:
+            self._refuse("be resumed", unless=workflows.WILLING)
+        self._ring(queue)
+
+    def retry(self) -> None:
+        """Let a failed run go on from the step that failed. What it has done stays done."""
+        now = self._database.now()
+        queue = self._database.write(lambda c: workflows.retry(c, self.id, now=now))
+        if queue is None:
+            self._refuse("be retried", unless=())
+        self._ring(queue)
+
+    def fork(self, step: str | None = None) -> Run:
+        """A new run with the same input that has done what this one did before a step, and goes on
+        from there; without a step it has done all of it.
+        """
+        now, config = self._database.now(), self._database.config
+
+        def work(connection: Connection) -> tuple[Started, str | None]:
+            run = workflows.get(connection, self.id)
+            if step is not None and steps.get(connection, self.id, step) is None:
+                raise InvalidArgument("step", f"run {self.id} has no step {step!r}")
+            input = values.dump(run.input, config)
+            started = workflows.fork(connection, self.id, before=step, input=input, now=now)
+            return started, run.queue
+
+        started, queue = self._database.write(work)
+        self._ring(queue)
+        return Run(self._database, started.id)
+
+    # Driving it by hand
+
+    def start(self) -> None:
+        """It runs from now on, by the hand of who calls this."""
+        allowed = (*workflows.WILLING, RunStatus.PAUSED)
+        self._move("be started by hand", allowed, RunStatus.RUNNING)
+
+    def acquire_step(self, name: str) -> StepGuard:
+        """Begin an attempt at a step, or learn the value it had. `StepNotReady` while it waits for its
+        next attempt, `StepFailed` if it failed for good.
+        """
+        return acquire_step(self._database, self.id, name)
+
+    def complete(self, output: Any = None) -> None:
+        """It is done."""
+        text = values.dump(output, self._database.config)
+        self._move("complete", (RunStatus.RUNNING,), RunStatus.COMPLETED, output=text)
+
+    def fail(self, error: str | BaseException) -> None:
+        """It failed."""
+        allowed = (RunStatus.PENDING, RunStatus.RUNNING, RunStatus.PAUSED)
+        self._move("fail", allowed, RunStatus.FAILED, error=error_text(error))
+
+    def _move(
+        self,
+        what: str,
+        allowed: Sequence[RunStatus],
+        status: RunStatus,
+        *,
+        output: str | None = None,
+        error: str | None = None,
+    ) -> None:
+        now = self._database.now()
+        if not self._database.write(
+            lambda c: workflows.move_by_hand(
+                c,
+                self.id,
+                allowed=allowed,
+                status=status,
+                has_ended=status in ENDED,
+                output=output,
+                error=error,
+                now=now,
+            )
+        ):
+            run = self.refresh()
+            if run.message_id is not None:
+                raise InvalidArgument("run", f"run {self.id} is run by workers, not by hand")
+            raise RunEnded(self.id, run.status, what)
+        self._database.wakeups.ring(bell_of(self.id))
+
+    def _refuse(self, what: str, *, unless: Sequence[RunStatus]) -> None:
+        status = self.status()
+        if status not in unless:
+            raise RunEnded(self.id, status, what)
+
+    def _ring(self, queue: str | None) -> None:
+        if queue is not None:
+            self._database.ring(queue)
+
+    def __repr__(self) -> str:
+        return f"<run {self.id}>"
+
+
+class Workflows:
+    """The runs of a store."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def start(
+        self,
+        workflow: Workflow[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Run:
+        """Start a run. `workflow.start(…)` reads better."""
+        arguments = workflow.start_arguments(args, kwargs or {}, self._database.config)
+        return Run(self._database, self._start(arguments).id)
+
+    def create(
+        self,
+        name: str,
+        input: Any = None,
+        *,
+        key: str | None = None,
+        queue: str | None = None,
+        version: str | None = None,
+    ) -> Run:
+        """A run by the name of its workflow. Without a queue no worker runs it: drive it by hand, with
+        `start`, `acquire_step` and `complete`.
+        """
+        text = values.dump(input, self._database.config)
+        arguments = {"name": name, "queue": queue, "input": text, "key": key, "version": version}
+        return Run(self._database, self._start(arguments).id)
+
+    def _start(self, arguments: dict[str, Any]) -> Started:
+        now, queue = self._database.now(), arguments["queue"]
+
+        def begin() -> Started:
+            return self._database.write(lambda c: workflows.start(c, now=now, **arguments))
+
+        try:
+            started = begin() if queue is None else with_queue(self._database, queue, begin)
+        except IntegrityError:  # somebody else started it meanwhile: now it is found
+            started = begin()
+        if started.is_new and queue is not None:
+            self._database.ring(queue, elsewhere=started.waited_for)
+        return started
+
+    def run_inline(
+        self,
+        workflow: Workflow[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Start a run and run it here to its end. `workflow.run_inline(…)` reads better."""
+        arguments = (workflow, args, kwargs or {})
+        if workflow.is_async:
+            ended = asyncio.run(
+                run_inline_async(self._database, *arguments, offload=asyncio.to_thread)
+            )
+        else:
+            ended = run_inline(self._database, *arguments)
+        return result_of(ended)
+
+    def execute(self, message: Message, known: Iterable[Workflow[..., Any]]) -> Outcome:
+        """Run the run of a message that you have dequeued. For loops of your own: a worker does it
+        by itself.
+        """
+        workflows = registry(known)
+        if is_async(message, workflows):
+            return asyncio.run(
+                execute_async(self._database, workflows, message, offload=asyncio.to_thread)
+            )
+        return execute(self._database, workflows, message)
+
+    def handle(self, run_id: int) -> Run:
+        """A run by its id."""
+        return Run(self._database, run_id)
+
+    def get(self, run_id: int) -> RunInfo:
+        """All that the row of a run says now."""
+        return self.handle(run_id).refresh()
+
+    def list_runs(
+        self,
+        *,
+        name: str | None = None,
+        status: RunStatus | str | None = None,
+        key: str | None = None,
+        parent_id: int | None = None,
+        n: int = 100,
+        before: int | None = None,
+    ) -> list[RunInfo]:
+        """Runs, the newest first; `before` is the last id of the page before."""
+        limit = whole("n", n, low=1, high=100_000)
+        wanted = None if status is None else _status(status)
+        return self._database.read(
+            lambda c: workflows.find(
+                c,
+                name=name,
+                status=wanted,
+                key=key,
+                parent_id=parent_id,
+                before=before,
+                limit=limit,
+            )
+        )
+
+    def purge(self, *, older_than: Duration = 0.0, status: RunStatus | str | None = None) -> int:
+        """Forget runs that ended longer ago than this, in bounded batches. Returns how many."""
+        age, now = seconds("older_than", older_than), self._database.now()
+        statuses = list(ENDED) if status is None else [_status(status)]
+        if not set(statuses) <= ENDED:
+            raise InvalidArgument("status", "only runs that have ended can be forgotten")
+        total = 0
+        while True:
+            done = self._database.write(
+                lambda c: workflows.purge(
+                    c, statuses=statuses, older_than=age, limit=BATCH, now=now
+                )
+            )
+            total += done
+            if done < BATCH:
+                return total
+
+    # By id, as the command line has it
+
+    def signal(self, run_id: int, name: str, payload: Any = None) -> None:
+        """Say something to a run: one `wait_for_event` of this name gets the payload."""
+        self.handle(run_id).signal(name, payload)
+
+    def cancel(self, run_id: int) -> RunStatus:
+        """Let a run and its children end."""
+        return self.handle(run_id).cancel()
+
+    def pause(self, run_id: int) -> None:
+        """Let a run stop at its next step until it is resumed."""
+        self.handle(run_id).pause()
+
+    def resume(self, run_id: int) -> None:
+        """Let a run go on after a pause."""
+        self.handle(run_id).resume()
+
+    def retry(self, run_id: int) -> None:
+        """Let a failed run go on from the step that failed."""
+        self.handle(run_id).retry()
+
+    def fork(self, run_id: int, step: str | None = None) -> Run:
+        """A new run that has done what another did before a step."""
+        return self.handle(run_id).fork(step)
+
+    def steps(self, run_id: int) -> list[StepInfo]:
+        """What a run has done, in order."""
+        self.get(run_id)
+        return self.handle(run_id).steps()
+
+    def events(self, run_id: int, name: str | None = None) -> list[RunEvent]:
+        """What a run has let others know, in order."""
+        return self.handle(run_id).events(name)
+
+    def get_event(
+        self, run_id: int, name: str, timeout: Duration | None = None, *, default: Any = NOTHING
+    ) -> Any:
+        """What a run has let others know last under this name."""
+        return self.handle(run_id).get_event(name, timeout, default=default)
+
+
+def pauses() -> Iterable[float]:
+    """Ever longer waits between two looks."""
+    pause = SOONEST
+    while True:
+        yield pause
+        pause = min(pause * 1.5, LATEST)
+
+
+def result_of(run: RunInfo) -> Any:
+    """What a run that has ended returned, or the error that says how it ended."""
+    if run.status is RunStatus.FAILED:
+        raise RunFailed(run.id, run.error)
+    if run.status is RunStatus.CANCELLED:
+        raise RunCancelled(run.id)
+    return run.output
+
+
+def _status(status: RunStatus | str) -> RunStatus:
+    try:
+        return RunStatus(status)
+    except ValueError:
+        known = ", ".join(RunStatus)
+        raise InvalidArgument("status", f"expected one of {known}, got {status!r}") from None

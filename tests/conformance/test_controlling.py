@@ -1,0 +1,3 @@
+"""The conformance suite: controlling runs."""
+
+from pgqrs.testing.conformance.controlling import *  # noqa: F403
