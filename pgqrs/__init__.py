@@ -22,9 +22,9 @@ from pgqrs.current import use
 from pgqrs.errors import (
     CommitUncertain,
     ConflictError,
+    EventTimedOut,
     HandlerNotFound,
     HandlerTimedOut,
-    EventTimedOut,
     InvalidArgument,
     InvalidConfig,
     InvalidPayload,

@@ -62,6 +62,8 @@ from pgqrs.slots import LoopSlots, ThreadSlots
 from pgqrs.store import Store
 from pgqrs.stores.wakeups import SELDOM
 from pgqrs.types import Duration, Message, seconds, whole
+from pgqrs.workflows.decorators import Workflow
+from pgqrs.workflows.routing import route as run_route
 
 HORIZON = 0.1
 """Seconds of work that may be claimed ahead."""
@@ -87,6 +89,7 @@ class Worker:
         queues: Iterable[str] = (),
         handlers: Mapping[str, Handler | Callable[[Any], Any]] | None = None,
         routes: Iterable[Route] = (),
+        workflows: Iterable[Workflow[..., Any]] = (),
         concurrency: int = 8,
         prefetch: int = PREFETCH,
         lease: Duration | None = None,
@@ -103,8 +106,10 @@ class Worker:
             name: (given if isinstance(given, Handler) else Handler(given)).job()
             for name, given in (handlers or {}).items()
         }
-        self._routes = tuple(routes)
-        self.queues = tuple(dict.fromkeys([*self._jobs, *_names(queues)]))
+        known = tuple(workflows)
+        self._routes = (*routes, *([run_route(known)] if known else []))
+        runs = [workflow.queue for workflow in known]
+        self.queues = tuple(dict.fromkeys([*self._jobs, *_names(queues), *runs]))
         if not self.queues:
             raise InvalidArgument("queues", "a worker needs at least one queue")
         self._capacity = self._concurrency * max([1, *(job.batch for job in self._jobs.values())])

@@ -28,6 +28,7 @@ from pgqrs.stores import Database, Work, open_database
 from pgqrs.stores.base import T
 from pgqrs.types import Duration
 from pgqrs.worker import GRACE, PREFETCH, STOP_SIGNALS, Worker
+from pgqrs.workflows.decorators import Workflow
 
 
 class AsyncWorker(Facade):
@@ -45,6 +46,7 @@ class AsyncWorker(Facade):
         queues: Iterable[str] = (),
         handlers: Mapping[str, Handler | Callable[[Any], Any]] | None = None,
         routes: Iterable[Route] = (),
+        workflows: Iterable[Workflow[..., Any]] = (),
         concurrency: int = 8,
         prefetch: int = PREFETCH,
         lease: Duration | None = None,
@@ -60,6 +62,7 @@ class AsyncWorker(Facade):
             queues=queues,
             handlers=handlers,
             routes=routes,
+            workflows=workflows,
             concurrency=concurrency,
             prefetch=prefetch,
             lease=lease,
@@ -192,6 +195,9 @@ class LoopDatabase(Database):
 
     def _write(self, work: Work[T], single: bool) -> T:
         return self._in_loop(self._database.write, work)
+
+    def _write_alone(self, work: Work[T]) -> T:
+        return self._in_loop(self._database.write_once, work)
 
     def _in_loop(self, call: Callable[[Callable[[Connection], T]], T], work: Work[T]) -> T:
         assert self.loop is not None, "used before the worker runs"

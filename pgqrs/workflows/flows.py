@@ -27,8 +27,16 @@ from pgqrs.workflows.interrupts import Broken, Lost
 from pgqrs.workflows.journal import Received, RecordedBefore, StepError
 
 T = TypeVar("T")
-NOTHING: Any = object()
-"""Tells a default that was not given from one given as None."""
+
+
+class _Nothing:
+    """Tells a default that was not given from one given as None."""
+
+    def __repr__(self) -> str:
+        return "NOTHING"
+
+
+NOTHING: Any = _Nothing()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

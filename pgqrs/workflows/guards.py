@@ -29,8 +29,13 @@ class StepGuard:
         self._step = step
         self.name = step.step_id
         self.attempt = step.attempts
-        self.skipped = step.status is StepStatus.COMPLETED
-        self.value: Any = step.output if self.skipped else None
+        self._is_over = step.status is StepStatus.COMPLETED
+        self.value: Any = step.output if self._is_over else None
+
+    @property
+    def skipped(self) -> bool:
+        """Whether there is nothing left to do."""
+        return self._is_over
 
     def success(self, value: Any = None) -> None:
         """It is done; `value` is kept."""
@@ -78,7 +83,7 @@ class StepGuard:
         )
         if not ended:
             raise LeaseLost([self._step.run_id])
-        self.skipped = True
+        self._is_over = True
 
     def __enter__(self) -> Self:
         return self

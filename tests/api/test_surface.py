@@ -22,6 +22,9 @@ TWINS = [
     (pgqrs.Buffer, pgqrs.AsyncBuffer),
     (pgqrs.Transaction, pgqrs.AsyncTransaction),
     (pgqrs.Worker, pgqrs.AsyncWorker),
+    (pgqrs.Workflows, pgqrs.AsyncWorkflows),
+    (pgqrs.Run, pgqrs.AsyncRun),
+    (pgqrs.StepGuard, pgqrs.AsyncStepGuard),
     (Holder, AsyncHolder),
 ]
 ONLY_ASYNC = {"open"}  # what a sync facade does when it is made or first used

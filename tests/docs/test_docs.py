@@ -374,6 +374,8 @@ def shown_signature(name: str, function: Any) -> str:
         pgqrs.Consumer,
         pgqrs.Buffer,
         pgqrs.Transaction,
+        pgqrs.Workflows,
+        pgqrs.Run,
         pgqrs.Worker,
     ],
     ids=lambda owner: owner.__name__,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +22,7 @@ from pgqrs import (
 )
 from pgqrs.outcomes import GivenBack, Settled
 from pgqrs.testing.clock import ManualClock
-from pgqrs.testing.conformance.harness import RUNS, Crash, Drain, Harness
+from pgqrs.testing.conformance.harness import RUNS, Crash, Drain, Harness, worker
 
 
 def test_a_workflow_runs_and_has_a_result(store: Any, drain: Drain) -> None:
@@ -245,8 +246,6 @@ def test_not_every_error_is_worth_another_attempt(
 def test_a_step_may_take_too_long(store: Any, drain: Drain) -> None:
     @pgqrs.step(timeout=0.05)
     def slow() -> None:
-        import time
-
         time.sleep(0.5)
 
     @pgqrs.step(timeout=0.05)
@@ -749,3 +748,50 @@ def test_swallowing_an_interrupt_does_not_help(
     clock.advance(10)
     drain(work)
     assert (run.result(timeout=0), log) == ("done", [])
+
+
+# In a worker
+
+
+def test_a_worker_runs_workflows(store: Any, clock: ManualClock) -> None:
+    @pgqrs.step
+    def double(n: int) -> int:
+        return 2 * n
+
+    @pgqrs.workflow(queue="sync runs")
+    def plain(n: int) -> int:
+        pgqrs.sleep(60)
+        return double(n)
+
+    @pgqrs.workflow
+    async def coroutine(n: int) -> int:
+        child = await plain.start(n)
+        await pgqrs.sleep(30)
+        return int(await child.result()) + 1
+
+    def work() -> None:
+        worker(store, workflows=[plain, coroutine], concurrency=3).run(until_empty=True)
+
+    runs = [coroutine.start(n, store=store) for n in range(10)]
+    work()
+    assert {run.status() for run in runs} == {RunStatus.SUSPENDED}
+    clock.advance(60)
+    work()
+    assert [run.result(timeout=0) for run in runs] == [2 * n + 1 for n in range(10)]
+
+
+def test_a_worker_at_work_hears_of_signals(harness: Harness) -> None:
+    store = harness.open(clock=None)
+
+    @pgqrs.workflow
+    def greet() -> str:
+        return f"Hello, {pgqrs.wait_for_event('name')}"
+
+    with worker(store, workflows=[greet]):
+        run = greet.start(store=store)
+        give_up_at = time.monotonic() + 60
+        while run.status() is not RunStatus.SUSPENDED:
+            assert time.monotonic() < give_up_at
+            time.sleep(0.01)
+        run.signal("name", "you")
+        assert run.result(timeout=60) == "Hello, you"

@@ -6,7 +6,7 @@ from alembic import op
 from pgqrs.schema import forget, is_applied, record, schema_of
 from pgqrs.sqltypes import BigId, Json, UTCDateTime
 
-revision = "pgqrs_0007"
+revision = "pgqrs_0005"
 down_revision = "pgqrs_0004"
 branch_labels = None
 depends_on = None
