@@ -20,6 +20,7 @@ from pgqrs.config import Config
 from pgqrs.consumer import Consumer
 from pgqrs.current import use
 from pgqrs.errors import (
+    CodecRefused,
     CommitUncertain,
     ConflictError,
     EventTimedOut,
@@ -55,16 +56,21 @@ from pgqrs.errors import (
     StepTimedOut,
     StoreClosed,
     StoreUnavailable,
+    TaskCancelled,
+    TaskExpired,
+    TaskFailed,
     UpgradeRequired,
     WorkerNotFound,
     WorkerStopped,
     WorkflowNotFound,
 )
 from pgqrs.handlers import Handler
+from pgqrs.handles import AsyncHandle, Handle
 from pgqrs.outcomes import Done, Failed, GivenBack, Settled
 from pgqrs.producer import Producer
 from pgqrs.retry import Retry, RetryAfter
 from pgqrs.store import Store
+from pgqrs.tasks import Task, task
 from pgqrs.transaction import Transaction
 from pgqrs.types import (
     ArchivedMessage,
@@ -78,6 +84,7 @@ from pgqrs.types import (
     RunStatus,
     StepInfo,
     StepStatus,
+    TaskStatus,
     WorkerInfo,
     WorkerStatus,
 )
@@ -111,6 +118,7 @@ __all__ = [
     "AsyncAdmin",
     "AsyncBuffer",
     "AsyncConsumer",
+    "AsyncHandle",
     "AsyncProducer",
     "AsyncRun",
     "AsyncStepGuard",
@@ -121,18 +129,20 @@ __all__ = [
     "Buffer",
     "Child",
     "Clock",
+    "CodecRefused",
     "CommitUncertain",
     "ConcurrencyModel",
     "Config",
     "ConflictError",
     "Consumer",
     "Done",
+    "EventTimedOut",
     "Failed",
     "GivenBack",
+    "Handle",
     "Handler",
     "HandlerNotFound",
     "HandlerTimedOut",
-    "EventTimedOut",
     "InvalidArgument",
     "InvalidConfig",
     "InvalidPayload",
@@ -180,6 +190,11 @@ __all__ = [
     "StoreClosed",
     "StoreUnavailable",
     "SystemClock",
+    "Task",
+    "TaskCancelled",
+    "TaskExpired",
+    "TaskFailed",
+    "TaskStatus",
     "Transaction",
     "UpgradeRequired",
     "Worker",
@@ -200,6 +215,7 @@ __all__ = [
     "sleep",
     "sleep_until",
     "step",
+    "task",
     "use",
     "uuid",
     "wait_for_event",

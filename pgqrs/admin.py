@@ -30,6 +30,8 @@ from pgqrs.types import (
 )
 
 MAX_NAME = 255
+CANCELLED = "cancelled"
+"""The error of a message that was cancelled."""
 BATCH = 1000
 """Rows deleted in one transaction by the operations that may have many to delete."""
 
@@ -159,6 +161,24 @@ class Admin:
         if found is None:
             raise MessageNotFound(id)
         return found
+
+    def cancel(self, id: int) -> bool:
+        """End a message, whoever holds it: to the archive as manual. Returns whether it was not
+        finished.
+
+        A worker that is at work on it learns that when it next renews the lease; what comes of it
+        does not count.
+        """
+        now = self._database.now()
+        queue = self._database.read(lambda c: messages.get(c, id))
+        if queue is None:
+            self.get_archived(id)
+            return False
+        cancelled = self._database.write(
+            lambda c: archive.cancel(c, id, error=CANCELLED, now=now), repeatable=True
+        )
+        self._database.ring_of_results(queue.queue)
+        return cancelled
 
     def peek(self, queue: str, n: int = 10, *, after: int = 0) -> list[Message]:
         """Messages by id, without claiming them; `after` is the last id of the page before."""

@@ -66,6 +66,8 @@ class Holder:
         """Many are done. `results`, if there are any, has one for each."""
         done = list(messages)
         self._ack(done, None if results is None else self._texts(done, list(results)))
+        if results is not None:
+            self._tell_of_results(done)
 
     def _texts(self, messages: list[Held], results: list[Any]) -> dict[int, str]:
         """Results as JSON, by the id of their message."""
@@ -210,6 +212,10 @@ class Holder:
         """These are for others again: ring who waits for them."""
         for queue in {message.queue for message in messages if isinstance(message, Message)}:
             self._database.ring(queue)
+
+    def _tell_of_results(self, messages: Iterable[Held]) -> None:
+        for queue in {message.queue for message in messages if isinstance(message, Message)}:
+            self._database.ring_of_results(queue)
 
     def _change(
         self,

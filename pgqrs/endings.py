@@ -76,6 +76,9 @@ class Endings:
                 self._end(pieces[0])
                 for done in pieces.popleft():
                     self._forget(done.delivery)
+            self._holder._tell_of_results(
+                done.delivery.message for done in ending if isinstance(done.outcome, Done | Failed)
+            )
         except BaseException:
             self._waiting.extendleft(reversed([left for piece in pieces for left in piece]))
             raise

@@ -173,7 +173,7 @@ class RunOverdue(PgqrsError):
         self.deadline = deadline
 
 
-class ResultTimedOut(PgqrsError):
+class ResultTimedOut(PgqrsError, TimeoutError):
     """There is no result yet."""
 
     def __init__(self, what: str, timeout: float) -> None:
@@ -238,6 +238,43 @@ class ReplayMismatch(PgqrsError):
         )
         self.asked = asked
         self.recorded = recorded
+
+
+class CodecRefused(PgqrsError):
+    """A message is encoded in a way that this worker, or this task, was not told to accept."""
+
+    def __init__(self, codec: str | None) -> None:
+        super().__init__(
+            f"the codec {codec!r} is not accepted here; opt in with Worker(codecs=[…]) and "
+            "task(codec=…)"
+        )
+        self.codec = codec
+
+
+class TaskFailed(PgqrsError):
+    """A task failed for good. `error` is its traceback."""
+
+    def __init__(self, id: int, error: str | None) -> None:
+        last = (error or "").strip().rpartition("\n")[2]
+        super().__init__(f"task {id} failed: {last}")
+        self.id = id
+        self.error = error
+
+
+class TaskCancelled(PgqrsError):
+    """A task was cancelled, so it has no result."""
+
+    def __init__(self, id: int) -> None:
+        super().__init__(f"task {id} was cancelled")
+        self.id = id
+
+
+class TaskExpired(PgqrsError):
+    """A task was not begun in time, so it has no result."""
+
+    def __init__(self, id: int) -> None:
+        super().__init__(f"task {id} expired before it was begun")
+        self.id = id
 
 
 class StoreClosed(PgqrsError):

@@ -30,7 +30,14 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from pgqrs.sqltypes import BigId, EnumText, Flag, Json, Seconds, Small, UTCDateTime, Whole
-from pgqrs.types import ArchiveReason, EventKind, RunStatus, StepStatus, WorkerStatus
+from pgqrs.types import (
+    ArchiveReason,
+    EventKind,
+    MissedTicks,
+    RunStatus,
+    StepStatus,
+    WorkerStatus,
+)
 
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -65,6 +72,7 @@ class Queue(Base):
     retention: Mapped[float | None] = mapped_column(Seconds)
     paused: Mapped[bool] = mapped_column(Flag)
     waiting_until: Mapped[datetime | None] = mapped_column(UTCDateTime)
+    results_wanted_until: Mapped[datetime | None] = mapped_column(UTCDateTime)
 
 
 class Worker(Base):
@@ -166,6 +174,35 @@ class Archive(Base):
     payload: Mapped[Any] = mapped_column(Json)
     result: Mapped[Any | None] = mapped_column(Json)
     error: Mapped[str | None] = mapped_column(Text)
+
+
+class Schedule(Base):
+    """What is to be enqueued again and again, and when next."""
+
+    __tablename__ = "pgqrs_schedules"
+    __table_args__ = (
+        UniqueConstraint("name"),
+        one_of("missed", MissedTicks),
+        Index("ix_pgqrs_schedules_due", "paused", "next_at"),
+        TABLE,
+    )
+
+    id: Mapped[int] = mapped_column(BigId, Identity(), primary_key=True)
+    name: Mapped[str] = mapped_column(Text)
+    queue_name: Mapped[str] = mapped_column(Text)
+    cron: Mapped[str | None] = mapped_column(Text)
+    every: Mapped[float | None] = mapped_column(Seconds)
+    timezone: Mapped[str] = mapped_column(Text)
+    missed: Mapped[MissedTicks] = mapped_column(EnumText(MissedTicks))
+    paused: Mapped[bool] = mapped_column(Flag)
+    starts_at: Mapped[datetime] = mapped_column(UTCDateTime)
+    next_at: Mapped[datetime] = mapped_column(UTCDateTime)
+    last_at: Mapped[datetime | None] = mapped_column(UTCDateTime)
+    created_at: Mapped[datetime] = mapped_column(UTCDateTime)
+    priority: Mapped[int] = mapped_column(Small)
+    codec: Mapped[str | None] = mapped_column(Text)
+    headers: Mapped[Any | None] = mapped_column(Json)
+    payload: Mapped[Any] = mapped_column(Json)
 
 
 class Workflow(Base):
@@ -273,6 +310,7 @@ queues = Base.metadata.tables["pgqrs_queues"]
 workers = Base.metadata.tables["pgqrs_workers"]
 messages = Base.metadata.tables["pgqrs_messages"]
 archive = Base.metadata.tables["pgqrs_archive"]
+schedules = Base.metadata.tables["pgqrs_schedules"]
 workflows = Base.metadata.tables["pgqrs_workflows"]
 workflow_steps = Base.metadata.tables["pgqrs_workflow_steps"]
 workflow_events = Base.metadata.tables["pgqrs_workflow_events"]

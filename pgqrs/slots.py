@@ -7,10 +7,14 @@ came of each. Loads that have not started yet can be taken back.
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
 from contextlib import suppress
+from importlib import import_module
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -71,6 +75,42 @@ class ThreadSlots:
             if load is None:
                 return
             self._report(load, _run(load))
+
+
+class Processes:
+    """A pool of processes for what needs a core of its own, made when it is first used.
+
+    A process that died takes the pool with it; the next call makes a new one.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._pool: Executor | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self) -> Executor:
+        with self._lock:
+            if self._pool is None or getattr(self._pool, "_broken", False):
+                # Not by fork: a child would inherit the locks of all our threads.
+                context = import_module("multiprocessing").get_context("spawn")
+                make = import_module("concurrent.futures").ProcessPoolExecutor
+                self._pool = make(
+                    min(self._count, os.cpu_count() or 1),
+                    mp_context=context,
+                    initializer=_leave_signals_to_the_parent,
+                )
+            return self._pool
+
+    def close(self) -> None:
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _leave_signals_to_the_parent() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _run(load: Load) -> list[Outcome]:

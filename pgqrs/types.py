@@ -86,6 +86,26 @@ class EventKind(StrEnum):
     EVENT = "event"
 
 
+class TaskStatus(StrEnum):
+    """Where a task stands."""
+
+    QUEUED = "queued"
+    DELAYED = "delayed"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+
+class MissedTicks(StrEnum):
+    """What a schedule does about ticks that came while no worker ran."""
+
+    SKIP = "skip"
+    ONE = "one"
+    ALL = "all"
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """A message in a queue. Who dequeued it holds it until `vt`."""

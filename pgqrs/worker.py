@@ -58,9 +58,10 @@ from pgqrs.keeper import TICK, Keeper
 from pgqrs.outcomes import Failed, GivenBack, Outcome
 from pgqrs.presence import Presence
 from pgqrs.retry import Retry
-from pgqrs.slots import LoopSlots, ThreadSlots
+from pgqrs.slots import LoopSlots, Processes, ThreadSlots
 from pgqrs.store import Store
 from pgqrs.stores.wakeups import SELDOM
+from pgqrs.tasks import Task, TaskRoute
 from pgqrs.types import Duration, Message, seconds, whole
 from pgqrs.workflows.decorators import Workflow
 from pgqrs.workflows.routing import route as run_route
@@ -78,8 +79,9 @@ logger = logging.getLogger("pgqrs.worker")
 class Worker:
     """Handles the messages of some queues until it is told to stop.
 
-    `handlers` are functions by the name of their queue, or `Handler`s to say more. Queues that do not
-    exist yet are created. As a context manager it works in a thread of its own meanwhile.
+    `handlers` are functions by the name of their queue, or `Handler`s to say more. Tasks that are
+    declared in this process are found by their names; `tasks` adds the queues of these. Queues that do
+    not exist yet are created. As a context manager it works in a thread of its own meanwhile.
     """
 
     def __init__(
@@ -88,8 +90,10 @@ class Worker:
         *,
         queues: Iterable[str] = (),
         handlers: Mapping[str, Handler | Callable[[Any], Any]] | None = None,
+        tasks: Iterable[Task[Any, Any]] = (),
         routes: Iterable[Route] = (),
         workflows: Iterable[Workflow[..., Any]] = (),
+        codecs: Iterable[str] = (),
         concurrency: int = 8,
         prefetch: int = PREFETCH,
         lease: Duration | None = None,
@@ -106,10 +110,15 @@ class Worker:
             name: (given if isinstance(given, Handler) else Handler(given)).job()
             for name, given in (handlers or {}).items()
         }
-        known = tuple(workflows)
-        self._routes = (*routes, *([run_route(known)] if known else []))
-        runs = [workflow.queue for workflow in known]
-        self.queues = tuple(dict.fromkeys([*self._jobs, *_names(queues), *runs]))
+        given, known = list(tasks), list(workflows)
+        self._processes = Processes(self._concurrency)
+        self._routes: tuple[Route, ...] = (
+            *routes,
+            *([run_route(known)] if known else []),
+            TaskRoute(given, codecs=codecs, processes=self._processes),
+        )
+        own = [task.queue for task in given] + [workflow.queue for workflow in known]
+        self.queues = tuple(dict.fromkeys([*self._jobs, *own, *_names(queues)]))
         if not self.queues:
             raise InvalidArgument("queues", "a worker needs at least one queue")
         self._capacity = self._concurrency * max([1, *(job.batch for job in self._jobs.values())])
@@ -177,6 +186,7 @@ class Worker:
             self._keeper.stop()
             self._tasks.close()
             self._threads.close()
+            self._processes.close()
             with suppress(PgqrsError):  # the row is purged with those of the dead
                 self._presence.close()
             self._stopping = self._leaving = False

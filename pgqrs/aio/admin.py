@@ -113,6 +113,12 @@ class AsyncAdmin(Facade):
         """A message that is not finished yet."""
         return await self._bridge.run(self._sync.get_message, id)
 
+    async def cancel(self, id: int) -> bool:
+        """End a message, whoever holds it: to the archive as manual. Returns whether it was not
+        finished.
+        """
+        return await self._bridge.run(self._sync.cancel, id)
+
     async def peek(self, queue: str, n: int = 10, *, after: int = 0) -> list[Message]:
         """Messages by id, without claiming them; `after` is the last id of the page before."""
         return await self._bridge.run(self._sync.peek, queue, n, after=after)

@@ -35,6 +35,9 @@ THREADS = 32
 class Bridge(ABC):
     """Runs sync code for async callers."""
 
+    has_threads = False
+    """Whether the database behind it may be used from any thread."""
+
     def __init__(self) -> None:
         self._undoing: set[asyncio.Task[None]] = set()
 
@@ -72,6 +75,8 @@ class GreenletBridge(Bridge):
 
 
 class ThreadBridge(Bridge):
+    has_threads = True
+
     def __init__(self) -> None:
         super().__init__()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="pgqrs")

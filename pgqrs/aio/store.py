@@ -17,6 +17,7 @@ from pgqrs.aio.workflows import AsyncWorkflows
 from pgqrs.clock import Clock
 from pgqrs.config import Config, shown
 from pgqrs.consumer import Consumer
+from pgqrs.handles import LoopResultWatch
 from pgqrs.producer import Producer
 from pgqrs.store import config_from
 from pgqrs.stores import Database, Work, database_class, open_database
@@ -139,6 +140,8 @@ class AsyncStore(Facade):
         """Let go of the connections. An engine of the application's own stays open."""
         if not self._database.closed:
             await self._bridge.settle()
+            if isinstance(self._database.result_watch, LoopResultWatch):
+                await self._database.result_watch.end()
             await self._bridge.run(self._database.close)
             self._bridge.close()
 

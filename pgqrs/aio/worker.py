@@ -20,12 +20,13 @@ from typing import Any, Self
 
 from sqlalchemy import Connection, Engine
 
-from pgqrs.aio.bridge import Bridge, Facade, ThreadBridge
+from pgqrs.aio.bridge import Bridge, Facade
 from pgqrs.aio.store import AsyncStore
 from pgqrs.handlers import Handler, Route
 from pgqrs.store import Store
 from pgqrs.stores import Database, Work, open_database
 from pgqrs.stores.base import T
+from pgqrs.tasks import Task
 from pgqrs.types import Duration
 from pgqrs.worker import GRACE, PREFETCH, STOP_SIGNALS, Worker
 from pgqrs.workflows.decorators import Workflow
@@ -45,8 +46,10 @@ class AsyncWorker(Facade):
         *,
         queues: Iterable[str] = (),
         handlers: Mapping[str, Handler | Callable[[Any], Any]] | None = None,
+        tasks: Iterable[Task[Any, Any]] = (),
         routes: Iterable[Route] = (),
         workflows: Iterable[Workflow[..., Any]] = (),
+        codecs: Iterable[str] = (),
         concurrency: int = 8,
         prefetch: int = PREFETCH,
         lease: Duration | None = None,
@@ -59,10 +62,12 @@ class AsyncWorker(Facade):
         self._store = store
         self._make = partial(
             Worker,
-            queues=queues,
+            queues=queues if isinstance(queues, str) else tuple(queues),
             handlers=handlers,
-            routes=routes,
-            workflows=workflows,
+            tasks=tuple(tasks),
+            routes=tuple(routes),
+            workflows=tuple(workflows),
+            codecs=tuple(codecs),
             concurrency=concurrency,
             prefetch=prefetch,
             lease=lease,
@@ -158,7 +163,7 @@ class AsyncWorker(Facade):
 def _for_threads(store: AsyncStore) -> Database:
     """The database of an async store, as threads can use it."""
     database = store._database
-    if isinstance(store._bridge, ThreadBridge):
+    if store._bridge.has_threads:
         return database
     if not database.is_shared:
         return LoopDatabase(database, store._bridge)
@@ -189,6 +194,9 @@ class LoopDatabase(Database):
 
     def is_transient(self, error: BaseException) -> bool:
         return False  # the database itself has retried
+
+    def ring(self, queue: str, *, elsewhere: bool = True) -> None:
+        self.wakeups.ring(queue)  # nobody is elsewhere
 
     def _read(self, work: Work[T]) -> T:
         return self._in_loop(self._database.read, work)

@@ -125,6 +125,26 @@ def get(connection: Connection, message_id: int) -> ArchivedMessage | None:
     return None if row is None else _archived(row)
 
 
+_ENDED = _WITH_QUEUE.where(archive.c.original_message_id.in_(bindparam("ids", expanding=True)))
+
+
+def ended(connection: Connection, message_ids: Sequence[int]) -> dict[int, ArchivedMessage]:
+    """How these messages ended, those that have."""
+    found = map(_archived, connection.execute(_ENDED, {"ids": message_ids}))
+    return {archived.original_message_id: archived for archived in found}
+
+
+_LOCK = select(messages.c.id).where(messages.c.id == bindparam("id")).with_for_update()
+
+
+def cancel(connection: Connection, message_id: int, *, error: str, now: datetime | None) -> bool:
+    """End a message, whoever holds it. Returns whether there was one."""
+    found = connection.execute(_LOCK, {"id": message_id}).scalar()
+    if found is not None:
+        dequeue.bury(connection, [found], reason=ArchiveReason.MANUAL, error=error, now=now)
+    return found is not None
+
+
 def find(
     connection: Connection,
     queue: str,

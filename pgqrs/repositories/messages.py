@@ -275,6 +275,14 @@ def get(connection: Connection, id: int) -> Message | None:
     return None if row is None else _message(row)
 
 
+_EXISTING = select(messages.c.id).where(messages.c.id.in_(bindparam("ids", expanding=True)))
+
+
+def existing(connection: Connection, ids: Sequence[int]) -> set[int]:
+    """Those of these messages that are not finished."""
+    return set(connection.execute(_EXISTING, {"ids": ids}).scalars())
+
+
 def peek(connection: Connection, queue: str, *, limit: int, after: int) -> list[Message]:
     """Messages by id, without claiming them."""
     bound = {"queue": queue, "limit": limit, "after": after}

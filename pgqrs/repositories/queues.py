@@ -112,6 +112,33 @@ def tell_at_commit(connection: Connection, name: str, *, channel: str) -> None:
     connection.execute(select(func.pg_notify(channel, name))).close()
 
 
+_EXPECT_RESULTS = update(queues).where(_NAMED).values(results_wanted_until=moment("until"))
+_TELL_OF_RESULTS = (
+    update(queues)
+    .where(_NAMED, queues.c.results_wanted_until > moment("now"))
+    .values(results_wanted_until=None)
+    .returning(
+        func.pg_notify(bindparam("channel", type_=Text()), bindparam("results", type_=Text()))
+    )
+)
+"""As above, for those who wait for what becomes of a message."""
+
+
+def expect_results(
+    connection: Connection, name: str, *, seconds: float, now: datetime | None
+) -> None:
+    """Somebody waits for results: who ends messages in the next seconds should say so."""
+    connection.execute(_EXPECT_RESULTS, {"queue": name} | at(until=(now, seconds)))
+
+
+def tell_of_results(
+    connection: Connection, name: str, *, channel: str, payload: str, now: datetime | None
+) -> None:
+    """There are results for who waits for those of this queue."""
+    bound = {"queue": name, "channel": channel, "results": payload} | at(now=(now, 0.0))
+    connection.execute(_TELL_OF_RESULTS, bound).close()
+
+
 def purge(connection: Connection, name: str, *, limit: int) -> int:
     """Delete up to `limit` messages, held or not; whoever held one loses it. Returns how many."""
     queue = get(connection, name)

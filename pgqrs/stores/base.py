@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import datetime
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -29,8 +29,11 @@ from pgqrs.errors import (
     StoreUnavailable,
     UpgradeRequired,
 )
-from pgqrs.stores.wakeups import Wakeups
+from pgqrs.stores.wakeups import RESULTS, Wakeups
 from pgqrs.types import ConcurrencyModel
+
+if TYPE_CHECKING:
+    from pgqrs.stores.results import ResultWatch
 
 T = TypeVar("T")
 Work = Callable[[Connection], T]
@@ -70,6 +73,7 @@ class Database(ABC):
         self._schema_is_there = False
         self.closed = False
         self.wakeups = Wakeups()
+        self.result_watch: ResultWatch | None = None
 
     @property
     @abstractmethod
@@ -95,6 +99,14 @@ class Database(ABC):
 
     def expect(self, queue: str, *, seconds: float) -> bool:
         """Somebody waits for this queue. Whether to look again: producers had to be told so first."""
+        return False
+
+    def ring_of_results(self, queue: str) -> None:
+        """Wake who waits for what becomes of messages of this queue, here and elsewhere."""
+        self.wakeups.ring(RESULTS)
+
+    def expect_results(self, queue: str, *, seconds: float) -> bool:
+        """Somebody waits for results. Whether to look again: workers had to be told so first."""
         return False
 
     def read(self, work: Work[T], *, needs_schema: bool = True) -> T:
@@ -292,3 +304,6 @@ class BorrowedConnection(Database):
     def ring(self, queue: str, *, elsewhere: bool = True) -> None:
         # Only with the commit, and who will wait then is not known yet.
         self._read(lambda connection: self._database.ring_at_commit(connection, queue))
+
+    def ring_of_results(self, queue: str) -> None:
+        self._read(lambda connection: self._database.ring_at_commit(connection, RESULTS))

@@ -26,7 +26,7 @@ from pgqrs.sqltypes import json_from_bytes
 from pgqrs.stores.base import Database, T, Work
 from pgqrs.stores.notify import NotifySentry
 from pgqrs.stores.pooler import PROCESS, is_pooled
-from pgqrs.stores.wakeups import Wakeups
+from pgqrs.stores.wakeups import RESULTS, Wakeups
 from pgqrs.types import ConcurrencyModel
 
 TRANSIENT = frozenset(
@@ -168,6 +168,28 @@ class PostgresDatabase(Database):
         now = self.now()
         self.write(
             lambda c: queues.expect(c, queue, seconds=seconds, now=now),
+            single=True,
+            repeatable=True,
+        )
+        return True
+
+    def ring_of_results(self, queue: str) -> None:
+        super().ring_of_results(queue)
+        now = self.now()
+        self.write(
+            lambda c: queues.tell_of_results(
+                c, queue, channel=self._channel, payload=RESULTS, now=now
+            ),
+            single=True,
+            repeatable=True,
+        )
+
+    def expect_results(self, queue: str, *, seconds: float) -> bool:
+        if not self.wakeups.hears:
+            return False
+        now = self.now()
+        self.write(
+            lambda c: queues.expect_results(c, queue, seconds=seconds, now=now),
             single=True,
             repeatable=True,
         )

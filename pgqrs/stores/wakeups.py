@@ -25,6 +25,8 @@ from typing import Self
 
 SELDOM = 5.0
 OFTEN = 0.5
+RESULTS = "\n"
+"""The doorbell of those who wait for results; no queue has such a name."""
 
 
 class Sentry(ABC):

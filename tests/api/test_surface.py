@@ -25,6 +25,7 @@ TWINS = [
     (pgqrs.Workflows, pgqrs.AsyncWorkflows),
     (pgqrs.Run, pgqrs.AsyncRun),
     (pgqrs.StepGuard, pgqrs.AsyncStepGuard),
+    (pgqrs.Handle, pgqrs.AsyncHandle),
     (Holder, AsyncHolder),
 ]
 ONLY_ASYNC = {"open"}  # what a sync facade does when it is made or first used

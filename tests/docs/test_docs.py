@@ -377,6 +377,7 @@ def shown_signature(name: str, function: Any) -> str:
         pgqrs.Workflows,
         pgqrs.Run,
         pgqrs.Worker,
+        pgqrs.Handle,
     ],
     ids=lambda owner: owner.__name__,
 )

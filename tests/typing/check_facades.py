@@ -17,6 +17,29 @@ def sync(store: pgqrs.Store) -> None:
     assert_type(store.admin().stats(), list[pgqrs.QueueStats])
 
 
+@pgqrs.task
+def double(n: int) -> int:
+    return 2 * n
+
+
+@pgqrs.task(queue="emails", retry=pgqrs.Retry(max_attempts=5))
+async def send(to: str, *, copy: bool = False) -> list[str]:
+    return [to]
+
+
+def tasks() -> None:
+    assert_type(double.enqueue(1), pgqrs.Handle[int])
+    assert_type(double.enqueue(1).result(timeout=10), int)
+    assert_type(send.options(delay=5).enqueue("a@b.c", copy=True).result(), list[str])
+
+
+async def tasks_with_asyncio() -> None:
+    handle = await send.aenqueue("a@b.c")
+    assert_type(handle, pgqrs.AsyncHandle[list[str]])
+    assert_type(await handle.result(), list[str])
+    assert_type(await handle.status(), pgqrs.TaskStatus)
+
+
 async def asynchronous() -> None:
     store = await pgqrs.connect("sqlite::memory:")
     assert_type(store, pgqrs.AsyncStore)

@@ -11,6 +11,7 @@ import pytest
 
 from pgqrs.clock import Clock
 from pgqrs.outcomes import Settled
+from pgqrs.tasks import Task
 from pgqrs.testing.clock import ManualClock
 from pgqrs.testing.portal import Synced
 from pgqrs.worker import Worker
@@ -25,6 +26,15 @@ def worker(store: Any, **options: Any) -> Any:
     if isinstance(store, Synced):
         return store._portal.worker(store, **options)
     return Worker(store, **options)
+
+
+def enqueue(task: Task[Any, Any], store: Any, *args: Any, **kwargs: Any) -> Any:
+    """Enqueue a task, sync or async as the store is. Returns its handle."""
+    if isinstance(store, Synced):
+        bound = task.options(store=store._wrapped)
+        handle = store._portal.run(lambda: bound.aenqueue(*args, **kwargs))
+        return Synced(store._portal, handle)
+    return task.options(store=store).enqueue(*args, **kwargs)
 
 
 class OpenTransaction(Protocol):

@@ -1,0 +1,131 @@
+"""How the arguments and the result of a task become a payload, and back.
+
+`json` is the default: by the type hints of the function, see `conversion`. `cloudpickle` takes anything,
+and runs whatever the database says: it is used only where the task *and* the worker say so. The name of
+the codec is recorded with each message.
+"""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import typing
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from pgqrs.conversion import converter
+from pgqrs.errors import InvalidArgument, InvalidConfig, InvalidPayload
+
+PICKLE = "cloudpickle"
+CODECS = (None, PICKLE)
+
+
+class Call(NamedTuple):
+    """The arguments of a call."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class Signature:
+    """What a function's signature and hints say of its arguments and its result."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._signature = inspect.signature(function)
+        self._hints: dict[str, Any] | None = None
+
+    @property
+    def hints(self) -> dict[str, Any]:
+        # Not when the task is declared: names may be defined later.
+        if self._hints is None:
+            try:
+                self._hints = typing.get_type_hints(self._function, include_extras=True)
+            except Exception:  # a name that only type checkers know: as if there were no hints
+                self._hints = {}
+        return self._hints
+
+    def encode(self, call: Call) -> dict[str, Any]:
+        """The call as JSON. Arguments are bound as Python would, so wrong ones fail here."""
+        self._bind(call)
+        names = self._positional_names(len(call.args))
+        return {
+            "args": [
+                self._convert(name, value) for name, value in zip(names, call.args, strict=True)
+            ],
+            "kwargs": {name: self._convert(name, value) for name, value in call.kwargs.items()},
+        }
+
+    def decode(self, payload: dict[str, Any]) -> Call:
+        """The call again."""
+        args, kwargs = payload.get("args", []), payload.get("kwargs", {})
+        names = self._positional_names(len(args))
+        return Call(
+            tuple(
+                converter(self._hint(name)).from_json(value)
+                for name, value in zip(names, args, strict=True)
+            ),
+            {name: converter(self._hint(name)).from_json(value) for name, value in kwargs.items()},
+        )
+
+    def encode_result(self, value: Any) -> Any:
+        return self._convert("return", value, shown="result")
+
+    def decode_result(self, found: Any) -> Any:
+        return converter(self.hints.get("return", Any)).from_json(found)
+
+    def _bind(self, call: Call) -> None:
+        try:
+            self._signature.bind(*call.args, **call.kwargs)
+        except TypeError as exc:
+            raise InvalidArgument("arguments", str(exc)) from None
+
+    def _convert(self, name: str, value: Any, *, shown: str | None = None) -> Any:
+        try:
+            return converter(self._hint(name)).to_json(value)
+        except (TypeError, ValueError) as exc:
+            raise InvalidPayload(shown or name, str(exc)) from exc
+
+    def _positional_names(self, count: int) -> list[str]:
+        """The names of the first so many positional arguments; those of `*args` share one."""
+        names: list[str] = []
+        for parameter in self._signature.parameters.values():
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                return [*names, *[parameter.name] * (count - len(names))][:count]
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+                names.append(parameter.name)
+        return names[:count]
+
+    def _hint(self, name: str) -> Any:
+        if name in self.hints:
+            return self.hints[name]
+        for parameter in self._signature.parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                return self.hints.get(parameter.name, Any)
+        return Any
+
+
+def known(codec: str | None) -> str | None:
+    """The name of a codec as it is recorded; None is JSON."""
+    if codec == "json":
+        return None
+    if codec not in CODECS:
+        raise InvalidArgument("codec", f"expected 'json' or {PICKLE!r}, got {codec!r}")
+    return codec
+
+
+def pickled(value: Any) -> str:
+    """Anything, as text."""
+    return base64.b64encode(_cloudpickle().dumps(value)).decode()
+
+
+def unpickled(text: str) -> Any:
+    return _cloudpickle().loads(base64.b64decode(text))
+
+
+def _cloudpickle() -> Any:
+    try:
+        return import_module(PICKLE)
+    except ImportError as exc:
+        raise InvalidConfig("cloudpickle is not installed; pip install pgqrs[cloudpickle]") from exc

@@ -1,0 +1,3 @@
+"""The conformance suite: tasking."""
+
+from pgqrs.testing.conformance.tasking import *  # noqa: F403
