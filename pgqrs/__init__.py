@@ -23,6 +23,8 @@ from pgqrs.errors import (
     CodecRefused,
     CommitUncertain,
     ConflictError,
+    CopyMismatch,
+    CopyRefused,
     EventTimedOut,
     HandlerNotFound,
     HandlerTimedOut,
@@ -66,6 +68,7 @@ from pgqrs.errors import (
 )
 from pgqrs.handlers import Handler
 from pgqrs.handles import AsyncHandle, Handle
+from pgqrs.moving import CopiedTable, CopyProgress
 from pgqrs.outcomes import Done, Failed, GivenBack, Settled
 from pgqrs.producer import Producer
 from pgqrs.retry import Retry, RetryAfter
@@ -135,6 +138,10 @@ __all__ = [
     "Config",
     "ConflictError",
     "Consumer",
+    "CopiedTable",
+    "CopyMismatch",
+    "CopyProgress",
+    "CopyRefused",
     "Done",
     "EventTimedOut",
     "Failed",

@@ -12,8 +12,10 @@ from typing import Any, Final, Self
 from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
+from pgqrs import moving
 from pgqrs.errors import InvalidArgument, MessageNotFound, QueueNotFound, WorkerNotFound
 from pgqrs.matching import ANYTHING, ArchiveFilter, archive_filter, reasons
+from pgqrs.moving import CopiedTable, Opened, Progress
 from pgqrs.repositories import archive, dequeue, messages, queues, stats, workers
 from pgqrs.stores import Database, Work
 from pgqrs.types import (
@@ -64,6 +66,15 @@ class Admin:
     def verify(self) -> None:
         """Raise the error that says how the tables differ from what this version needs."""
         self._database.verify()
+
+    def copy_to(self, store: Opened, *, progress: Progress | None = None) -> list[CopiedTable]:
+        """Copy everything to another store, with all ids; interrupted, it goes on when called again.
+
+        The other store is installed, and empty or partly copied to before. Nobody may use either of
+        them meanwhile. At the end both are compared, row by row. `progress` is called with a
+        `CopyProgress` now and then.
+        """
+        return moving.run(moving.steps(progress), self._database, moving.sync_database(store))
 
     # Queues
 

@@ -303,6 +303,31 @@ class ConflictError(PgqrsError):
     """Someone else changed the store first; nothing of this call was kept, and it can be repeated."""
 
 
+class CopyRefused(PgqrsError):
+    """The store to copy to holds something that is not in the one to copy from."""
+
+    def __init__(self, table: str) -> None:
+        super().__init__(
+            f"the target holds other data: {table} has rows that the source does not have, or not "
+            "like that; copy into an empty store"
+        )
+        self.table = table
+
+
+class CopyMismatch(PgqrsError):
+    """After copying, the two stores differ: somebody changed one of them meanwhile."""
+
+    def __init__(self, table: str, here: int, there: int) -> None:
+        super().__init__(
+            f"{table} differs after copying ({here} row(s) in the source, {there} in the target): "
+            "somebody changed it meanwhile; stop producers and consumers, and copy into an empty "
+            "store"
+        )
+        self.table = table
+        self.here = here
+        self.there = there
+
+
 class NotExclusive(PgqrsError):
     """Another process has the SQLite file open."""
 

@@ -6,9 +6,12 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
+from pgqrs import moving
 from pgqrs.admin import UNCHANGED, Admin
 from pgqrs.aio.bridge import Bridge, Facade
+from pgqrs.errors import InvalidArgument
 from pgqrs.matching import ANYTHING
+from pgqrs.moving import CopiedTable, Opened, Progress
 from pgqrs.types import (
     ArchivedMessage,
     ArchiveReason,
@@ -36,6 +39,31 @@ class AsyncAdmin(Facade):
     async def verify(self) -> None:
         """Raise the error that says how the tables differ from what this version needs."""
         await self._bridge.run(self._sync.verify)
+
+    async def copy_to(
+        self, store: Opened, *, progress: Progress | None = None
+    ) -> list[CopiedTable]:
+        """Copy everything to another store, with all ids; interrupted, it goes on when called again.
+
+        The other store is installed, and empty or partly copied to before. Nobody may use either of
+        them meanwhile. At the end both are compared, row by row. `progress` is called with a
+        `CopyProgress` now and then.
+        """
+        there = getattr(store, "_bridge", None)
+        if not isinstance(there, Bridge):
+            raise InvalidArgument("store", "expected an AsyncStore; Admin copies to a Store")
+        steps = moving.steps(progress)
+        answer: Any = None
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration as end:
+                copied: list[CopiedTable] = end.value
+                return copied
+            if step.there:
+                answer = await there.run(step.run, store._database)
+            else:
+                answer = await self._bridge.run(step.run, self._sync._database)
 
     # Queues
 

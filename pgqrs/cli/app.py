@@ -12,6 +12,7 @@ from pgqrs.cli.archive import archive, dead, purge_archive, replay
 from pgqrs.cli.demo import demo, demo_consumer
 from pgqrs.cli.errors import Commands
 from pgqrs.cli.messages import dequeue, enqueue
+from pgqrs.cli.moving import copy
 from pgqrs.cli.queues import queue, stats
 from pgqrs.cli.target import Target, name_of
 from pgqrs.cli.workers import worker
@@ -63,7 +64,7 @@ def verify(target: Target) -> None:
         click.echo(f"The tables in {name_of(store)} are up to date.")
 
 
-for command in (queue, enqueue, dequeue, worker, stats, demo, demo_consumer):
+for command in (queue, enqueue, dequeue, worker, stats, demo, demo_consumer, copy):
     app.add_command(command)
 for command in (archive, dead, replay, purge_archive):
     queue.add_command(command)

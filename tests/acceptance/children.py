@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 import pgqrs
+from pgqrs import moving
 
 
 def say(answer: Any) -> None:
@@ -66,9 +67,19 @@ def buffer(url: str) -> None:
             time.sleep(0.001)
 
 
+def copy(urls: str) -> None:
+    """Copy from one to the other in small pages. Say how far it is."""
+    moving.PAGE = 10
+    source, target = urls.split()
+    with pgqrs.Store(source) as here, pgqrs.Store(target, upgrade=True) as there:
+        here.admin().copy_to(there, progress=lambda progress: say(progress.done))
+    say("done")
+
+
 if __name__ == "__main__":
     {
         "buffer": buffer,
+        "copy": copy,
         "drain": drain,
         "hold": hold,
         "enqueue_forever": enqueue_forever,
