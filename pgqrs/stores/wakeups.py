@@ -5,8 +5,8 @@ the same process, and by what a database offers to hear from other processes, it
 that runs only while somebody waits:
 
 - PostgreSQL: one connection that listens for NOTIFY (`NotifySentry`);
-- SQLite: a look at the size and time of the file every few milliseconds, which is no query
-  (`FileSentry`).
+- SQLite: the kernel, which tells of writes to the file; where it does not, a look at the file's size
+  and time every few milliseconds (`FileSentry`).
 
 A doorbell may ring for nothing, and may fail to ring (behind a pooler, on a dead connection). So
 who waits also looks from time to time by itself: seldom while the sentry is known to hear, and
@@ -15,13 +15,15 @@ often when it is not.
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from pgqrs.stores.inotify import Changes, watch
 
 SELDOM = 5.0
 OFTEN = 0.5
@@ -141,33 +143,64 @@ class Doorbell:
 
 
 class FileSentry(Sentry):
-    """Looks whether a file was written to. That is no query, and costs a microsecond."""
+    """Hears from the kernel that a file was written to, and looks now and then whether it missed
+    that. Where the kernel does not tell, it looks often, which is no query and costs microseconds.
+    """
 
     EVERY = 0.004
+    """Seconds between looks where there is nothing to hear, and between rings in any case."""
+    RARELY = 0.1
+    SETTLE = 0.001
+    """Seconds from the first write of a commit to its end, as a rule."""
 
     def __init__(self, *paths: str) -> None:
         super().__init__()
         self._paths = paths
+        self._changes: Changes | None = None
 
     @property
     def hears(self) -> bool:
         return True
 
     def run(self) -> None:
+        directory = Path(self._paths[0]).absolute().parent
+        self._changes = watch(directory, [Path(path).name for path in self._paths])
         seen = self._look()
-        while not self._stop.wait(self.EVERY):
+        self.ring(None)  # whatever came before that
+        while not self._stop.is_set():
+            changed = self._wait()
             if not self._wanted.is_set():
                 self._wanted.wait()
             now = self._look()
-            if now != seen:
+            if changed or now != seen:
                 seen = now
                 self.ring(None)
+                self._stop.wait(self.EVERY)
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._changes is not None:
+            self._changes.wake()
+        super().stop()
+        if self._changes is not None:
+            self._changes.close()
+            self._changes = None
+
+    def _wait(self) -> bool:
+        """For a change, or until it is time to look. Returns whether there is one."""
+        if self._changes is None:
+            self._stop.wait(self.EVERY)
+            return False
+        changed = self._changes.wait(self.RARELY)
+        if changed:
+            self._stop.wait(self.SETTLE)
+        return changed
 
     def _look(self) -> list[tuple[int, int]]:
         looks: list[tuple[int, int]] = []
         for path in self._paths:
             try:
-                found = os.stat(path)  # noqa: PTH116  a third of what Path costs, 250 times a second
+                found = Path(path).stat()
                 looks.append((found.st_mtime_ns, found.st_size))
             except OSError:
                 looks.append((0, 0))

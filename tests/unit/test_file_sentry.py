@@ -1,0 +1,84 @@
+"""Hearing that a file was written to: by the kernel, and without its help."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pgqrs.stores import inotify, wakeups
+from pgqrs.stores.wakeups import FileSentry, Wakeups
+
+LONG = 30
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="inotify is Linux's")
+
+
+@pytest.fixture
+def changes(tmp_path: Path) -> Iterator[inotify.Changes]:
+    found = inotify.watch(tmp_path, ["q.db", "q.db-wal"])
+    assert found is not None
+    yield found
+    found.close()
+
+
+@linux
+def test_a_write_is_heard(changes: inotify.Changes, tmp_path: Path) -> None:
+    for name in ("q.db", "q.db-wal"):  # neither exists yet
+        with (tmp_path / name).open("ab") as file:
+            assert changes.wait(LONG)
+            file.write(b"x")
+            file.flush()
+            assert changes.wait(LONG)
+    assert not changes.wait(0)
+
+
+@linux
+def test_other_files_are_not(changes: inotify.Changes, tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("x")
+    assert not changes.wait(0.05)
+    (tmp_path / "another").write_text("x")
+    (tmp_path / "q.db").write_text("x")
+    assert changes.wait(LONG)
+
+
+@linux
+def test_who_waits_can_be_woken(changes: inotify.Changes) -> None:
+    timer = threading.Timer(0.05, changes.wake)
+    timer.start()
+    began = time.monotonic()
+    assert not changes.wait(LONG)
+    assert time.monotonic() - began < LONG
+    timer.join()
+
+
+def test_a_directory_that_is_not_there_is_not_watched(tmp_path: Path) -> None:
+    assert inotify.watch(tmp_path / "nowhere", ["q.db"]) is None
+
+
+@pytest.mark.parametrize("by", ["the kernel", "looking", "looking though the kernel is silent"])
+def test_a_sentry_rings_for_each_write(
+    by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by == "looking":
+        monkeypatch.setattr(wakeups, "watch", lambda *_: None)
+    elif by != "the kernel":  # as on a file system that tells nothing
+        monkeypatch.setattr(wakeups, "watch", lambda *_: inotify.watch(tmp_path, ["nothing"]))
+    path = tmp_path / "q.db"
+    path.write_text("")
+    heard = threading.Event()
+    bells = Wakeups(FileSentry(str(path), f"{path}-wal"))
+    for _ in range(2):  # and again after it was closed
+        with bells.doorbell("tasks", heard.set):
+            assert heard.wait(LONG)  # it begins by ringing: from now on it hears
+            for n in range(3):
+                time.sleep(0.02)  # for the clock of the file system to move on
+                heard.clear()
+                path.write_text("x" * (n + 1))
+                assert heard.wait(LONG)
+        bells.close()
+        heard.clear()
