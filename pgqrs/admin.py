@@ -25,6 +25,7 @@ from pgqrs.types import (
     Message,
     Queue,
     QueueStats,
+    Rate,
     WorkerInfo,
     WorkerStatus,
     seconds,
@@ -85,12 +86,18 @@ class Admin:
         lease: Duration | None = None,
         max_read_ct: int | None = None,
         retention: Duration | None = None,
+        max_in_flight: int | None = None,
+        max_in_flight_per_key: int | None = None,
+        rate: Rate | None = None,
         if_not_exists: bool = False,
     ) -> Queue:
         """A new queue.
 
         `lease` is how long a claim lasts by default, `max_read_ct` how many attempts a message
         gets, `retention` how long `purge_archive` keeps finished messages (None: for ever).
+
+        Limits: `max_in_flight` messages are held at a time, and of those with the same key
+        `max_in_flight_per_key`; no more than `rate` are claimed in its period.
         """
         _valid_name(name)
         defaults, now = self._database.config, self._database.now()
@@ -98,6 +105,9 @@ class Admin:
             lease=defaults.lease if lease is None else lease,
             max_read_ct=defaults.max_read_ct if max_read_ct is None else max_read_ct,
             retention=retention,
+            max_in_flight=max_in_flight,
+            max_in_flight_per_key=max_in_flight_per_key,
+            rate=rate,
         )
 
         def work(connection: Connection) -> Queue:
@@ -123,31 +133,38 @@ class Admin:
         lease: Duration = UNCHANGED,
         max_read_ct: int = UNCHANGED,
         retention: Duration | None = UNCHANGED,
+        max_in_flight: int | None = UNCHANGED,
+        max_in_flight_per_key: int | None = UNCHANGED,
+        rate: Rate | None = UNCHANGED,
     ) -> Queue:
         """Change settings of a queue; they count from the next operation on."""
-        settings = _settings(lease=lease, max_read_ct=max_read_ct, retention=retention)
-        return self._database.write(
-            lambda c: queues.configure(c, name, **settings), repeatable=True
+        settings = _settings(
+            lease=lease,
+            max_read_ct=max_read_ct,
+            retention=retention,
+            max_in_flight=max_in_flight,
+            max_in_flight_per_key=max_in_flight_per_key,
+            rate=rate,
         )
+        configured = self._configure(name, **settings)
+        self._database.ring(name)  # there may be more room now
+        return configured
 
     def pause_queue(self, name: str) -> Queue:
         """Hand out no more messages until resumed. Enqueueing goes on."""
-        return self._database.write(
-            lambda c: queues.configure(c, name, paused=True), repeatable=True
-        )
+        return self._configure(name, paused=True)
 
     def resume_queue(self, name: str) -> Queue:
         """Hand out messages again."""
-        resumed = self._database.write(
-            lambda c: queues.configure(c, name, paused=False), repeatable=True
-        )
+        resumed = self._configure(name, paused=False)
         self._database.ring(name)
         return resumed
 
     def purge_queue(self, name: str) -> int:
         """Delete all messages of a queue, also held ones. Returns how many."""
         self.get_queue(name)
-        return self._in_batches(lambda c: queues.purge(c, name, limit=BATCH))
+        now = self._database.now()
+        return self._in_batches(lambda c: queues.purge(c, name, limit=BATCH, now=now))
 
     def delete_queue(self, name: str, *, force: bool = False) -> None:
         """Delete a queue and its archive; refused while messages remain, unless forced."""
@@ -342,6 +359,12 @@ class Admin:
     def close(self) -> None:
         """Nothing to let go of; here so that it reads like a consumer."""
 
+    def _configure(self, name: str, **settings: Any) -> Queue:
+        now = self._database.now()
+        return self._database.write(
+            lambda c: queues.configure(c, name, now=now, **settings), repeatable=True
+        )
+
     def _find_archived(
         self, queue: str, chosen: ArchiveFilter, *, replayed: bool, size: int, after: int
     ) -> Iterator[list[ArchivedMessage]]:
@@ -423,6 +446,16 @@ def _settings(**given: Any) -> dict[str, Any]:
             settings[name] = seconds(name, settings[name])
     if "lease" in settings and not settings["lease"]:
         raise InvalidArgument("lease", "expected more than 0 seconds")
-    if "max_read_ct" in settings:
-        whole("max_read_ct", settings["max_read_ct"], low=1, high=2**31 - 1)
-    return settings
+    for name in ("max_read_ct", "max_in_flight", "max_in_flight_per_key"):
+        if settings.get(name) is not None or name == "max_read_ct" in settings:
+            whole(name, settings[name], low=1, high=2**31 - 1)
+    return settings | (_rate(settings.pop("rate")) if "rate" in settings else {})
+
+
+def _rate(rate: Rate | None) -> dict[str, Any]:
+    if rate is not None and not isinstance(rate, Rate):
+        raise InvalidArgument("rate", f"expected a Rate, such as Rate(100, per=60), got {rate!r}")
+    return {
+        "rate_limit": None if rate is None else rate.limit,
+        "rate_period": None if rate is None else rate.period,
+    }

@@ -22,7 +22,7 @@ from sqlalchemy import Connection
 from pgqrs.errors import InvalidArgument, LeaseLost, PgqrsError, QueueNotFound, WorkerStopped
 from pgqrs.payloads import encode, error_text
 from pgqrs.presence import Presence
-from pgqrs.repositories import archive, dequeue
+from pgqrs.repositories import archive, dequeue, groups, limits
 from pgqrs.repositories import messages as message_rows
 from pgqrs.repositories.dequeue import Claimed
 from pgqrs.repositories.expressions import Holds
@@ -89,12 +89,11 @@ class Holder:
 
     def _ack(self, messages: Iterable[Held], texts: Mapping[int, str] | None) -> None:
         now = self._database.now()
-        self._change(
+        self._conclude(
             messages,
             lambda connection, holds: archive.ack(
                 connection, holds, now=now, results=texts or None
             ),
-            single=True,
             repeatable=True,
         )
 
@@ -143,7 +142,7 @@ class Holder:
             failed,
             lambda connection, holds: archive.fail(connection, holds, **options),
         )
-        if any(again.values()):
+        if any(again.values()) or self._leaves_room(failed):
             self._tell(failed)
         return again
 
@@ -202,14 +201,38 @@ class Holder:
 
     def delete_many(self, messages: Iterable[Held]) -> None:
         """Remove many without a trace in the archive."""
-        self._change(
-            messages,
-            dequeue.remove,
-            single=True,
-        )
+        self._conclude(messages, dequeue.remove)
+
+    def _conclude(
+        self,
+        messages: Iterable[Held],
+        work: Callable[[Connection, Holds], set[int]],
+        *,
+        repeatable: bool = False,
+    ) -> None:
+        """Change what is held so that it is over: whoever it kept back may go ahead."""
+        ended, now = list(messages), self._database.now()
+        if not any(map(self._may_have_group, ended)):
+            self._change(ended, work, single=True, repeatable=repeatable)
+        else:
+
+            def end(connection: Connection, holds: Holds) -> set[int]:
+                with groups.ending(connection, list(holds.tokens), now=now):
+                    return work(connection, holds)
+
+            self._change(ended, end, repeatable=repeatable)
+        if self._leaves_room(ended):
+            self._tell(ended)
+
+    def _may_have_group(self, message: Held) -> bool:
+        return not isinstance(message, Message) or message.group is not None
+
+    def _leaves_room(self, ended: Iterable[Held]) -> bool:
+        """Whether others may be claimed now that these are over."""
+        return any(map(self._may_have_group, ended))
 
     def _tell(self, messages: Iterable[Held]) -> None:
-        """These are for others again: ring who waits for them."""
+        """There is something for others now: ring who waits for it."""
         for queue in {message.queue for message in messages if isinstance(message, Message)}:
             self._database.ring(queue)
 
@@ -295,6 +318,9 @@ class Consumer(Holder):
         self._lease = None if lease is None else seconds("lease", lease)
         self._presence = presence or Presence(database, queue, hostname=hostname, port=port)
         self._life = 0
+        self._met_groups = False
+        self._limited = False
+        self._room_in: float | None = None
         self._buffers: set[Buffer] = set()
 
     @property
@@ -304,6 +330,16 @@ class Consumer(Holder):
 
     def _own_worker_id(self) -> int | None:
         return self.worker_id
+
+    def _may_have_group(self, message: Held) -> bool:
+        # An id alone is that of a message claimed here.
+        return message.group is not None if isinstance(message, Message) else self._met_groups
+
+    def _leaves_room(self, ended: Iterable[Held]) -> bool:
+        return self._limited or super()._leaves_room(ended)
+
+    def _tell(self, messages: Iterable[Held]) -> None:
+        self._database.ring(self.queue)
 
     def open(self) -> Self:
         """Register among the workers, unless that was done. The first dequeue does it too."""
@@ -403,8 +439,8 @@ class Consumer(Holder):
     def _pause(self) -> float:
         now = self._database.now()
         due = self._database.read(lambda c: message_rows.next_in(c, self.queue, now=now))
-        patience = self._database.wakeups.patience()
-        return patience if due is None else min(patience, due)
+        pauses = (self._database.wakeups.patience(), due, self._room_in)
+        return min(pause for pause in pauses if pause is not None)
 
     def _doorbell(self, ring: Callable[[], object]) -> Doorbell:
         return self._database.wakeups.doorbell(self.queue, ring)
@@ -427,16 +463,20 @@ class Consumer(Holder):
 
     def _claim(self, n: int, lease: float | None) -> Claimed:
         worker, now = self._presence.open(), self._database.now()
+
+        def work(connection: Connection) -> Claimed:
+            claim = limits.claim if self._limited else dequeue.claim
+            return claim(connection, self.queue, worker=worker, limit=n, lease=lease, now=now)
+
         # Repeatable: a claim nobody heard of is like a holder that died.
-        claimed = self._database.write(
-            lambda connection: dequeue.claim(
-                connection, self.queue, worker=worker, limit=n, lease=lease, now=now
-            ),
-            single=True,
-            repeatable=True,
-        )
+        claimed = self._database.write(work, single=not self._limited, repeatable=True)
+        if claimed.limited and not self._limited:  # so a transaction is needed
+            self._limited = True
+            return self._claim(n, lease)
         if not claimed.queue_exists:
             raise QueueNotFound(self.queue)
+        self._limited, self._room_in = claimed.limited, claimed.room_in
+        self._met_groups = self._met_groups or any(m.group for m in claimed.messages)
         return claimed
 
     def __enter__(self) -> Self:

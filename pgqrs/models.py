@@ -1,10 +1,10 @@
 """The wanted schema. `alembic/versions` leads there; a test proves that both agree on both
 databases.
 
-Why the indexes on messages are what they are: a message is either *ready*, or it waits for `vt`
-(delayed, or leased). Two partial indexes keep the two sets apart, so that claiming the first of a
-million ready messages never steps over leased or delayed ones, and noticing that some `vt` lapsed
-never looks at ready ones.
+Why the indexes on messages are what they are: a message is *ready*, or it waits for `vt` (delayed,
+or leased), or it is *blocked* by others. Partial indexes keep the sets apart, so that claiming the
+first of a million ready messages never steps over leased, delayed or blocked ones, and noticing that
+some `vt` lapsed never looks at ready ones.
 
 Messages name their queue without a foreign key. PostgreSQL would check it row by row; enqueueing
 locks the queue's row once per statement instead, which keeps a queue from being deleted under it
@@ -33,6 +33,7 @@ from pgqrs.sqltypes import BigId, EnumText, Flag, Json, Seconds, Small, UTCDateT
 from pgqrs.types import (
     ArchiveReason,
     EventKind,
+    KeyScope,
     MissedTicks,
     RunStatus,
     StepStatus,
@@ -73,6 +74,11 @@ class Queue(Base):
     paused: Mapped[bool] = mapped_column(Flag)
     waiting_until: Mapped[datetime | None] = mapped_column(UTCDateTime)
     results_wanted_until: Mapped[datetime | None] = mapped_column(UTCDateTime)
+    max_in_flight: Mapped[int | None] = mapped_column(Whole)
+    max_in_flight_per_key: Mapped[int | None] = mapped_column(Whole)
+    rate_limit: Mapped[int | None] = mapped_column(Whole)
+    rate_period: Mapped[float | None] = mapped_column(Seconds)
+    rate_taken: Mapped[Any | None] = mapped_column(Json)
 
 
 class Worker(Base):
@@ -115,6 +121,10 @@ class Message(Base):
     payload_ref: Mapped[str | None] = mapped_column(Text)
     headers: Mapped[Any | None] = mapped_column(Json)
     payload: Mapped[Any] = mapped_column(Json)
+    blocked: Mapped[int] = mapped_column(Small, server_default="0")
+    """What keeps it from being claimed: 0 nothing, 1 an earlier message of its group, 2 the limit of
+    its key.
+    """
 
     __table_args__ = (
         Index(
@@ -129,8 +139,24 @@ class Message(Base):
             "ix_pgqrs_messages_waiting",
             queue_id,
             vt,
-            postgresql_where=text("NOT ready"),
-            sqlite_where=text("ready = 0"),
+            postgresql_where=text("NOT ready AND blocked = 0"),
+            sqlite_where=text("ready = 0 AND blocked = 0"),
+        ),
+        Index(
+            "ix_pgqrs_messages_group",
+            queue_id,
+            group_key,
+            id,
+            postgresql_where=text("group_key IS NOT NULL"),
+            sqlite_where=text("group_key IS NOT NULL"),
+        ),
+        Index(
+            "ix_pgqrs_messages_parked",
+            queue_id,
+            dedup_key,
+            id,
+            postgresql_where=text("blocked = 2"),
+            sqlite_where=text("blocked = 2"),
         ),
         Index(
             "ix_pgqrs_messages_expiring",
@@ -141,6 +167,49 @@ class Message(Base):
         ),
         TABLE,
     )
+
+
+class Group(Base):
+    """A group that has messages. Its row is what those who change the group lock."""
+
+    __tablename__ = "pgqrs_groups"
+    __table_args__ = ({"sqlite_strict": True},)
+
+    queue_id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    group_key: Mapped[str] = mapped_column(Text, primary_key=True)
+
+
+class Key(Base):
+    """A unique key, and the message that has it or had it last."""
+
+    __tablename__ = "pgqrs_keys"
+    __table_args__ = (
+        one_of("scope", KeyScope),
+        Index("ix_pgqrs_keys_look", "queue_id", "look_at"),
+        {"sqlite_strict": True},
+    )
+
+    queue_id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    dedup_key: Mapped[str] = mapped_column(Text, primary_key=True)
+    message_id: Mapped[int] = mapped_column(BigId)
+    scope: Mapped[KeyScope] = mapped_column(EnumText(KeyScope))
+    window_after: Mapped[float] = mapped_column(Seconds)
+    look_at: Mapped[datetime] = mapped_column(UTCDateTime)
+
+
+class Slot(Base):
+    """A message in flight in a queue with limits. It counts as long as that claim lasts."""
+
+    __tablename__ = "pgqrs_slots"
+    __table_args__ = (
+        Index("ix_pgqrs_slots_queue", "queue_id", "dedup_key"),
+        {"sqlite_strict": True},
+    )
+
+    message_id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=False)
+    queue_id: Mapped[int] = mapped_column(BigId)
+    dedup_key: Mapped[str | None] = mapped_column(Text)
+    read_ct: Mapped[int] = mapped_column(Whole)
 
 
 class Archive(Base):
@@ -310,6 +379,9 @@ queues = Base.metadata.tables["pgqrs_queues"]
 workers = Base.metadata.tables["pgqrs_workers"]
 messages = Base.metadata.tables["pgqrs_messages"]
 archive = Base.metadata.tables["pgqrs_archive"]
+groups = Base.metadata.tables["pgqrs_groups"]
+keys = Base.metadata.tables["pgqrs_keys"]
+slots = Base.metadata.tables["pgqrs_slots"]
 schedules = Base.metadata.tables["pgqrs_schedules"]
 workflows = Base.metadata.tables["pgqrs_workflows"]
 workflow_steps = Base.metadata.tables["pgqrs_workflow_steps"]

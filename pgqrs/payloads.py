@@ -67,11 +67,16 @@ def encode(payload: Any, *, max_bytes: int, max_depth: int, name: str = "payload
     return _STRING_OR_EXPONENT.sub(_in_full, text) if "e+" in text else text
 
 
-def encode_many(payloads: Sequence[Any], *, max_bytes: int, max_depth: int) -> Batch:
-    """The JSON of a batch; an error names the index of the payload it is about."""
-    whole = _encode_whole(payloads, max_bytes=max_bytes, max_depth=max_depth)
-    if whole is not None:
-        return Batch(len(payloads), whole, ())
+def encode_many(
+    payloads: Sequence[Any], *, max_bytes: int, max_depth: int, apart: bool = False
+) -> Batch:
+    """The JSON of a batch, surely `apart` or perhaps as one array; an error names the index of the
+    payload it is about.
+    """
+    if not apart:
+        whole = _encode_whole(payloads, max_bytes=max_bytes, max_depth=max_depth)
+        if whole is not None:
+            return Batch(len(payloads), whole, ())
     texts: list[str] = []
     for payload in payloads:
         try:

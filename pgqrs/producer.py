@@ -7,15 +7,22 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
+from sqlalchemy import Connection
+
 from pgqrs.errors import InvalidArgument
 from pgqrs.payloads import Batch, encode, encode_headers, encode_many
 from pgqrs.presence import Presence
-from pgqrs.repositories import messages
+from pgqrs.repositories import labelled, messages
+from pgqrs.repositories.keys import Unique
+from pgqrs.repositories.labelled import Labels
+from pgqrs.repositories.messages import Enqueued
 from pgqrs.stores import Database
-from pgqrs.types import Duration, aware, seconds, whole
+from pgqrs.types import Duration, KeyScope, MessageId, UniqueFor, aware, seconds, whole
 
 LOWEST_PRIORITY, HIGHEST_PRIORITY = -32768, 32767
 MAX_HEADER_BYTES = 16 * 1024
+MAX_LABEL = 512
+"""Characters of a key or of a group's name: an index of PostgreSQL holds no more than 2700 bytes."""
 
 
 class Producer:
@@ -64,11 +71,18 @@ class Producer:
         expires_at: datetime | None = None,
         priority: int = 0,
         headers: Mapping[str, Any] | None = None,
-    ) -> int:
+        key: str | None = None,
+        unique: UniqueFor = "unfinished",
+        group: str | None = None,
+    ) -> MessageId:
         """Add one message. When this returns, it is durable. Returns its id.
 
         It is delivered at once, or after `delay`, or at `eta`; higher priorities first, then in
-        order.
+        order. Messages of a `group` are delivered strictly in order, one at a time.
+
+        If another message has the same `key`, nothing is added, and its id is returned, with
+        `created` false. `unique` says how long a message keeps others out: while it is "queued",
+        until it is "unfinished" no more, or until so many seconds after that; None: not at all.
         """
         limits = self._database.config
         text = encode(
@@ -76,6 +90,7 @@ class Producer:
         )
         return self._enqueue(
             Batch(1, None, [text]),
+            _labels(1, [key], [group], unique),
             delay=delay,
             eta=eta,
             ttl=ttl,
@@ -94,14 +109,30 @@ class Producer:
         expires_at: datetime | None = None,
         priority: int = 0,
         headers: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Add messages in order, all of them or none. Returns their ids."""
-        limits = self._database.config
+        keys: Iterable[str | None] | None = None,
+        unique: UniqueFor = "unfinished",
+        groups: Iterable[str | None] | None = None,
+    ) -> list[MessageId]:
+        """Add messages in order, all of them or none. Returns their ids.
+
+        `keys` and `groups` are one for each message.
+        """
+        limits, values = self._database.config, list(payloads)
+        labels = _labels(
+            len(values),
+            None if keys is None else list(keys),
+            None if groups is None else list(groups),
+            unique,
+        )
         batch = encode_many(
-            list(payloads), max_bytes=limits.max_payload_bytes, max_depth=limits.max_payload_depth
+            values,
+            max_bytes=limits.max_payload_bytes,
+            max_depth=limits.max_payload_depth,
+            apart=labels is not None,
         )
         return self._enqueue(
             batch,
+            labels,
             delay=delay,
             eta=eta,
             ttl=ttl,
@@ -113,6 +144,7 @@ class Producer:
     def _enqueue(
         self,
         batch: Batch,
+        labels: Labels | None,
         *,
         delay: Duration | None,
         eta: datetime | None,
@@ -120,7 +152,7 @@ class Producer:
         expires_at: datetime | None,
         priority: int,
         headers: Mapping[str, Any] | None,
-    ) -> list[int]:
+    ) -> list[MessageId]:
         if delay is not None and eta is not None:
             raise InvalidArgument("eta", "give a delay or an eta, not both")
         if ttl is not None and expires_at is not None:
@@ -138,9 +170,16 @@ class Producer:
         if not batch.size:
             return []
         now = self._database.now()
+
+        def work(connection: Connection) -> Enqueued:
+            if labels is None:
+                return messages.enqueue(connection, self.queue, batch, now=now, **options)
+            return labelled.enqueue(
+                connection, self.queue, batch, labels=labels, now=now, **options
+            )
+
         ids, waited_for = self._database.write(
-            lambda connection: messages.enqueue(connection, self.queue, batch, now=now, **options),
-            single=messages.fits_one_statement(batch),
+            work, single=labels is None and messages.fits_one_statement(batch)
         )
         self._database.ring(self.queue, elsewhere=waited_for)
         return ids
@@ -166,3 +205,46 @@ class Producer:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _labels(
+    size: int,
+    keys: list[str | None] | None,
+    groups: list[str | None] | None,
+    unique: UniqueFor,
+) -> Labels | None:
+    """The keys and groups of a batch; None if it has none."""
+    for name, given in (("key", keys), ("group", groups)):
+        if given is not None and len(given) != size:
+            raise InvalidArgument(f"{name}s", f"{len(given)} for {size} messages")
+        for label in given or ():
+            _check_label(name, label)
+    scope = _unique(unique)
+    if not any(label is not None for label in (*(keys or ()), *(groups or ()))):
+        return None
+    return Labels(keys or [None] * size, groups or [None] * size, scope if keys else None)
+
+
+def _check_label(name: str, label: str | None) -> None:
+    if label is None:
+        return
+    if not isinstance(label, str) or not label:
+        raise InvalidArgument(name, f"expected some text, got {label!r}")
+    if len(label) > MAX_LABEL:
+        raise InvalidArgument(name, f"longer than {MAX_LABEL} characters")
+    if not label.isprintable():
+        raise InvalidArgument(name, f"{label!r} is not printable")
+
+
+def _unique(unique: UniqueFor) -> Unique | None:
+    if unique is None:
+        return None
+    if isinstance(unique, str):
+        try:
+            return Unique(KeyScope(unique))
+        except ValueError:
+            known = ", ".join(KeyScope)
+            raise InvalidArgument(
+                "unique", f"expected one of {known}, or seconds, got {unique!r}"
+            ) from None
+    return Unique(KeyScope.UNFINISHED, seconds("unique", unique))

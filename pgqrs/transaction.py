@@ -18,7 +18,7 @@ from pgqrs.errors import InvalidArgument
 from pgqrs.producer import Producer
 from pgqrs.stores import Database
 from pgqrs.stores.base import BorrowedConnection
-from pgqrs.types import Duration
+from pgqrs.types import Duration, MessageId, UniqueFor
 
 
 class Transaction(Holder):
@@ -38,7 +38,10 @@ class Transaction(Holder):
         expires_at: datetime | None = None,
         priority: int = 0,
         headers: Mapping[str, Any] | None = None,
-    ) -> int:
+        key: str | None = None,
+        unique: UniqueFor = "unfinished",
+        group: str | None = None,
+    ) -> MessageId:
         """Add one message. It exists once the transaction is committed. Returns its id."""
         return Producer(self._database, queue).enqueue(
             payload,
@@ -48,6 +51,9 @@ class Transaction(Holder):
             expires_at=expires_at,
             priority=priority,
             headers=headers,
+            key=key,
+            unique=unique,
+            group=group,
         )
 
     def enqueue_many(
@@ -61,7 +67,10 @@ class Transaction(Holder):
         expires_at: datetime | None = None,
         priority: int = 0,
         headers: Mapping[str, Any] | None = None,
-    ) -> list[int]:
+        keys: Iterable[str | None] | None = None,
+        unique: UniqueFor = "unfinished",
+        groups: Iterable[str | None] | None = None,
+    ) -> list[MessageId]:
         """Add messages in order. They exist once the transaction is committed. Returns their ids."""
         return Producer(self._database, queue).enqueue_many(
             payloads,
@@ -71,6 +80,9 @@ class Transaction(Holder):
             expires_at=expires_at,
             priority=priority,
             headers=headers,
+            keys=keys,
+            unique=unique,
+            groups=groups,
         )
 
 

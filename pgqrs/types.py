@@ -8,11 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, Self, TypeVar, cast
 
 from pgqrs.errors import InvalidArgument
 
 Duration = float | timedelta
+UniqueFor = Literal["queued", "unfinished"] | Duration | None
+"""How long a message keeps others with its key out: while it is queued, until it is finished, or until
+so long after that. None: not at all.
+"""
 T = TypeVar("T")
 
 
@@ -55,6 +59,29 @@ class WorkerStatus(StrEnum):
     READY = "ready"
     SUSPENDED = "suspended"
     STOPPED = "stopped"
+
+
+class KeyScope(StrEnum):
+    """How long a message keeps others with its key out."""
+
+    QUEUED = "queued"
+    UNFINISHED = "unfinished"
+
+
+class MessageId(int):
+    """The id of an enqueued message.
+
+    If `created` is false, nothing was enqueued: it is the message that has the same unique key.
+    """
+
+    created: bool = True
+
+    @classmethod
+    def existing(cls, id: int) -> Self:
+        """The id of a message that was there before."""
+        found = cls(id)
+        found.created = False
+        return found
 
 
 class RunStatus(StrEnum):
@@ -124,6 +151,8 @@ class Message:
     dequeued_at: datetime | None
     producer_worker_id: int | None
     consumer_worker_id: int | None
+    key: str | None
+    group: str | None
 
     @property
     def attempt(self) -> int:
@@ -153,9 +182,29 @@ class ArchivedMessage:
     released_ct: int
     producer_worker_id: int | None
     consumer_worker_id: int | None
+    key: str | None
+    group: str | None
     result: Any
     error: str | None
     replayed_as: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most `limit` messages in any period of `per` seconds."""
+
+    limit: int
+    per: Duration = 1.0
+
+    def __post_init__(self) -> None:
+        whole("rate", self.limit, low=1, high=2**31 - 1)
+        if not self.period:
+            raise InvalidArgument("per", "expected more than 0 seconds")
+
+    @property
+    def period(self) -> float:
+        """`per` in seconds."""
+        return seconds("per", self.per)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +218,9 @@ class Queue:
     max_read_ct: int
     retention: float | None
     paused: bool
+    max_in_flight: int | None
+    max_in_flight_per_key: int | None
+    rate: Rate | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +251,7 @@ class QueueStats:
     ready: int
     delayed: int
     leased: int
+    blocked: int
     oldest_age: float | None
     archived: Mapping[ArchiveReason, int] = field(default_factory=dict)
 

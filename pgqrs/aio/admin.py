@@ -19,6 +19,7 @@ from pgqrs.types import (
     Message,
     Queue,
     QueueStats,
+    Rate,
     WorkerInfo,
 )
 
@@ -74,12 +75,18 @@ class AsyncAdmin(Facade):
         lease: Duration | None = None,
         max_read_ct: int | None = None,
         retention: Duration | None = None,
+        max_in_flight: int | None = None,
+        max_in_flight_per_key: int | None = None,
+        rate: Rate | None = None,
         if_not_exists: bool = False,
     ) -> Queue:
         """A new queue.
 
         `lease` is how long a claim lasts by default, `max_read_ct` how many attempts a message
         gets, `retention` how long `purge_archive` keeps finished messages (None: for ever).
+
+        Limits: `max_in_flight` messages are held at a time, and of those with the same key
+        `max_in_flight_per_key`; no more than `rate` are claimed in its period.
         """
         return await self._bridge.run(
             self._sync.create_queue,
@@ -87,6 +94,9 @@ class AsyncAdmin(Facade):
             lease=lease,
             max_read_ct=max_read_ct,
             retention=retention,
+            max_in_flight=max_in_flight,
+            max_in_flight_per_key=max_in_flight_per_key,
+            rate=rate,
             if_not_exists=if_not_exists,
         )
 
@@ -105,6 +115,9 @@ class AsyncAdmin(Facade):
         lease: Duration = UNCHANGED,
         max_read_ct: int = UNCHANGED,
         retention: Duration | None = UNCHANGED,
+        max_in_flight: int | None = UNCHANGED,
+        max_in_flight_per_key: int | None = UNCHANGED,
+        rate: Rate | None = UNCHANGED,
     ) -> Queue:
         """Change settings of a queue; they count from the next operation on."""
         return await self._bridge.run(
@@ -113,6 +126,9 @@ class AsyncAdmin(Facade):
             lease=lease,
             max_read_ct=max_read_ct,
             retention=retention,
+            max_in_flight=max_in_flight,
+            max_in_flight_per_key=max_in_flight_per_key,
+            rate=rate,
         )
 
     async def pause_queue(self, name: str) -> Queue:

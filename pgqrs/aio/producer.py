@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from pgqrs.aio.bridge import Bridge, Facade
 from pgqrs.producer import Producer
-from pgqrs.types import Duration
+from pgqrs.types import Duration, MessageId, UniqueFor
 
 
 class AsyncProducer(Facade):
@@ -47,7 +47,10 @@ class AsyncProducer(Facade):
         expires_at: datetime | None = None,
         priority: int = 0,
         headers: Mapping[str, Any] | None = None,
-    ) -> int:
+        key: str | None = None,
+        unique: UniqueFor = "unfinished",
+        group: str | None = None,
+    ) -> MessageId:
         """Add one message. When this returns, it is durable. Returns its id."""
         return await self._bridge.run(
             self._sync.enqueue,
@@ -58,6 +61,9 @@ class AsyncProducer(Facade):
             expires_at=expires_at,
             priority=priority,
             headers=headers,
+            key=key,
+            unique=unique,
+            group=group,
         )
 
     async def enqueue_many(
@@ -70,7 +76,10 @@ class AsyncProducer(Facade):
         expires_at: datetime | None = None,
         priority: int = 0,
         headers: Mapping[str, Any] | None = None,
-    ) -> list[int]:
+        keys: Iterable[str | None] | None = None,
+        unique: UniqueFor = "unfinished",
+        groups: Iterable[str | None] | None = None,
+    ) -> list[MessageId]:
         """Add messages in order, all of them or none. Returns their ids."""
         return await self._bridge.run(
             self._sync.enqueue_many,
@@ -81,4 +90,7 @@ class AsyncProducer(Facade):
             expires_at=expires_at,
             priority=priority,
             headers=headers,
+            keys=keys,
+            unique=unique,
+            groups=groups,
         )

@@ -13,7 +13,7 @@ from pgqrs.consumer import Holder
 from pgqrs.errors import InvalidArgument
 from pgqrs.stores import Database
 from pgqrs.transaction import Transaction
-from pgqrs.types import Duration
+from pgqrs.types import Duration, MessageId, UniqueFor
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,7 +41,10 @@ class AsyncTransaction(AsyncHolder):
         expires_at: datetime | None = None,
         priority: int = 0,
         headers: Mapping[str, Any] | None = None,
-    ) -> int:
+        key: str | None = None,
+        unique: UniqueFor = "unfinished",
+        group: str | None = None,
+    ) -> MessageId:
         """Add one message. It exists once the transaction is committed. Returns its id."""
         return await self._run(
             Transaction.enqueue,
@@ -53,6 +56,9 @@ class AsyncTransaction(AsyncHolder):
             expires_at=expires_at,
             priority=priority,
             headers=headers,
+            key=key,
+            unique=unique,
+            group=group,
         )
 
     async def enqueue_many(
@@ -66,7 +72,10 @@ class AsyncTransaction(AsyncHolder):
         expires_at: datetime | None = None,
         priority: int = 0,
         headers: Mapping[str, Any] | None = None,
-    ) -> list[int]:
+        keys: Iterable[str | None] | None = None,
+        unique: UniqueFor = "unfinished",
+        groups: Iterable[str | None] | None = None,
+    ) -> list[MessageId]:
         """Add messages in order. They exist once the transaction is committed. Returns their ids."""
         return await self._run(
             Transaction.enqueue_many,
@@ -78,6 +87,9 @@ class AsyncTransaction(AsyncHolder):
             expires_at=expires_at,
             priority=priority,
             headers=headers,
+            keys=keys,
+            unique=unique,
+            groups=groups,
         )
 
     async def _hold(

@@ -31,6 +31,7 @@ from pgqrs import (
     Consumer,
     LeaseLost,
     Message,
+    MessageId,
     MessageNotFound,
     Store,
     WorkerStopped,
@@ -105,7 +106,7 @@ class Scene:
     admin: Admin
     queue: str
     screen: Screen
-    ids: list[int]
+    ids: list[MessageId]
     consumers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     ends_at: float = field(default_factory=lambda: time.monotonic() + TIMEOUT)
 
@@ -134,7 +135,7 @@ def perform(store: Store, target: Target, screen: Screen) -> Outcome:
         admin.delete_queue(queue, force=True)
 
 
-def produce(store: Store, queue: str) -> list[int]:
+def produce(store: Store, queue: str) -> list[MessageId]:
     with store.producer(queue) as producer:
         return producer.enqueue_many({"n": n, "hangs": n == HANGS} for n in range(MESSAGES))
 

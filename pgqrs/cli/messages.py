@@ -13,7 +13,7 @@ from typing import Any
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from pgqrs import InvalidPayload, PgqrsError, Producer
+from pgqrs import InvalidPayload, MessageId, PgqrsError, Producer
 from pgqrs.cli import parameters
 from pgqrs.cli.errors import explain
 from pgqrs.cli.output import make_console, print_json, print_messages
@@ -74,10 +74,10 @@ def id_range(ids: Sequence[int]) -> str:
     return f": id {ids[0]}" if len(ids) == 1 else f": ids {ids[0]} to {ids[-1]}"
 
 
-def enqueue_input(producer: Producer, options: dict[str, Any]) -> list[int]:
+def enqueue_input(producer: Producer, options: dict[str, Any]) -> list[MessageId]:
     """Enqueue the lines of the standard input. An error tells how far it came."""
     lines = parse(sys.stdin.buffer, "line")
-    ids: list[int] = []
+    ids: list[MessageId] = []
     last = 0
     try:
         with input_progress() as progress:
@@ -123,7 +123,7 @@ def parse_json(text: str | bytes, where: str) -> Any:
 
 def enqueue_batch(
     producer: Producer, lines: Sequence[Line], what: str, options: dict[str, Any]
-) -> list[int]:
+) -> list[MessageId]:
     """Enqueue all or none; an error about one payload says which it was."""
     try:
         return producer.enqueue_many([line.payload for line in lines], **options)

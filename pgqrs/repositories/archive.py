@@ -6,14 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, and_, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, and_, bindparam, case, delete, insert, select, update
 
 from pgqrs.errors import MessageNotFound
 from pgqrs.models import archive, messages, queues
-from pgqrs.repositories import dequeue
+from pgqrs.repositories import dequeue, groups
 from pgqrs.repositories.expressions import Holds, at, held_by, moment
+from pgqrs.repositories.groups import BY_GROUP, UNBLOCKED
 from pgqrs.repositories.messages import FENCE, HELD, give_back
-from pgqrs.sqltypes import BigId, Flag
+from pgqrs.sqltypes import BigId
 from pgqrs.types import ArchivedMessage, ArchiveReason
 
 COLUMNS = (
@@ -31,6 +32,8 @@ COLUMNS = (
     archive.c.released_ct,
     archive.c.producer_worker_id,
     archive.c.consumer_worker_id,
+    archive.c.dedup_key,
+    archive.c.group_key,
     archive.c.result,
     archive.c.error,
     archive.c.replayed_as,
@@ -115,7 +118,8 @@ def fail(
         give_back(connection, alike, delay=delay or 0.0, counted=True, now=now)
     ended = _some(holds, (id for id, is_retried in again.items() if not is_retried))
     if ended.tokens:
-        dequeue.finish(connection, ended, reason=ArchiveReason.FAILED, error=error, now=now)
+        with groups.ending(connection, list(ended.tokens), now=now):
+            dequeue.finish(connection, ended, reason=ArchiveReason.FAILED, error=error, now=now)
     return again
 
 
@@ -184,6 +188,7 @@ _REPLAY = (
     .from_select(
         [
             *_COPIED,
+            "blocked",
             "ready",
             "vt",
             "enqueued_at",
@@ -192,7 +197,8 @@ _REPLAY = (
         ],
         select(
             *(archive.c[name] for name in _COPIED),
-            bindparam("now_ready", True, type_=Flag()),
+            case((archive.c.group_key.is_(None), UNBLOCKED), else_=BY_GROUP),
+            archive.c.group_key.is_(None),
             moment("now"),
             moment("now"),
             bindparam("none_yet", 0, type_=archive.c.read_ct.type),
@@ -202,6 +208,11 @@ _REPLAY = (
         .order_by(archive.c.id),
     )
     .returning(messages.c.id)
+)
+_GROUPS = (
+    select(archive.c.queue_id, archive.c.group_key)
+    .distinct()
+    .where(archive.c.id.in_(bindparam("ids", expanding=True)), archive.c.group_key.is_not(None))
 )
 _MARK_REPLAYED = (
     update(archive)
@@ -251,7 +262,8 @@ def _replay(connection: Connection, ids: Iterable[int], *, now: datetime | None)
     chosen = sorted(set(ids))
     if not chosen:
         return {}
-    created = connection.execute(_REPLAY, {"ids": chosen} | at(now=(now, 0.0))).scalars()
+    with groups.adding(connection, connection.execute(_GROUPS, {"ids": chosen}), now=now):
+        created = connection.execute(_REPLAY, {"ids": chosen} | at(now=(now, 0.0))).scalars().all()
     replayed = dict(zip(chosen, sorted(created), strict=True))
     connection.execute(
         _MARK_REPLAYED, [{"archived": old, "new_id": new} for old, new in replayed.items()]

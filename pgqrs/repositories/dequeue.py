@@ -50,7 +50,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.expression import CTE, ColumnElement, FromClause
 
 from pgqrs.models import archive, messages, queues, workers
-from pgqrs.repositories import workflows
+from pgqrs.repositories import groups, workflows
 from pgqrs.repositories.expressions import (
     Holds,
     at,
@@ -62,6 +62,7 @@ from pgqrs.repositories.expressions import (
     per_dialect,
     rows,
 )
+from pgqrs.repositories.groups import UNBLOCKED
 from pgqrs.repositories.hot import Hot
 from pgqrs.repositories.messages import COLUMNS, FENCE, FENCE_ONE, HELD, fence, held_one
 from pgqrs.sqltypes import BigId, Json, Undecodable
@@ -81,21 +82,36 @@ class Claimed:
     worker_status: WorkerStatus | None
     leftovers: bool = False
     """Whether it passed over messages that `sweep` should take away."""
+    limited: bool = False
+    """Whether the queue has limits. Then nothing was claimed, unless by `limits.claim`."""
+    room_in: float | None = None
+    """Seconds until its rate allows the next message; None if it does now."""
 
 
 # Parts that both databases share
 
-_QUEUE = (
+QUEUE = (
     select(
         queues.c.lease,
         queues.c.max_read_ct,
         type_coerce(workers.c.status, Text()).label("status"),
         case((and_(~queues.c.paused, workers.c.status == "ready"), queues.c.id)).label("open_id"),
     )
+    .add_columns(
+        or_(
+            queues.c.max_in_flight.is_not(None),
+            queues.c.max_in_flight_per_key.is_not(None),
+            queues.c.rate_limit.is_not(None),
+        ).label("limited")
+    )
     .select_from(queues.outerjoin(workers, workers.c.id == bindparam("worker", type_=BigId)))
     .where(queues.c.queue_name == bindparam("queue"))
 )
 """The queue and the worker; `open_id` is the queue's id if this worker may claim from it now."""
+
+
+WAITING = (~messages.c.ready, messages.c.blocked == UNBLOCKED)
+"""Delayed or leased, and not blocked by others."""
 
 
 def _has_passed(when: ColumnElement[Any], *conditions: ColumnElement[bool]) -> ColumnElement[bool]:
@@ -115,14 +131,14 @@ def _has_passed(when: ColumnElement[Any], *conditions: ColumnElement[bool]) -> C
     return func.coalesce(first <= moment("now"), false())
 
 
-_TROUBLES = (
-    _has_passed(messages.c.vt, ~messages.c.ready).label("some_due"),
+TROUBLES = (
+    _has_passed(messages.c.vt, *WAITING).label("some_due"),
     _has_passed(messages.c.expires_at, messages.c.expires_at.is_not(None)).label("some_expired"),
 )
 """Whether the queue holds messages that are not simply ready. Nearly always it does not."""
 
-_ORDER = (messages.c.priority.desc(), messages.c.id)
-_CLAIM: dict[str, Any] = {
+ORDER = (messages.c.priority.desc(), messages.c.id)
+CLAIM: dict[str, Any] = {
     "ready": false(),
     "read_ct": messages.c.read_ct + 1,
     "dequeued_at": moment("now"),
@@ -131,7 +147,7 @@ _CLAIM: dict[str, Any] = {
 
 
 def _due(queue_id: ColumnElement[Any]) -> tuple[ColumnElement[bool], ...]:
-    return (messages.c.queue_id == queue_id, ~messages.c.ready, messages.c.vt <= moment("now"))
+    return (messages.c.queue_id == queue_id, *WAITING, messages.c.vt <= moment("now"))
 
 
 def is_last_attempt(max_read_ct: ColumnElement[int]) -> ColumnElement[bool]:
@@ -139,13 +155,13 @@ def is_last_attempt(max_read_ct: ColumnElement[int]) -> ColumnElement[bool]:
     return messages.c.read_ct - messages.c.released_ct >= max_read_ct
 
 
-_EXPIRED = func.coalesce(messages.c.expires_at <= moment("now"), false())
+EXPIRED = func.coalesce(messages.c.expires_at <= moment("now"), false())
 
 
 def _is_gone(max_read_ct: ColumnElement[int]) -> ColumnElement[bool]:
     """Whether a message that came back may not be handed out: dead, or expired."""
     lapsed = messages.c.consumer_worker_id.is_not(None)
-    return or_(_EXPIRED, and_(lapsed, is_last_attempt(max_read_ct)))
+    return or_(EXPIRED, and_(lapsed, is_last_attempt(max_read_ct)))
 
 
 def _expired_and_free(queue_id: ColumnElement[Any]) -> tuple[ColumnElement[bool], ...]:
@@ -188,6 +204,25 @@ def _archive(
     return insert(archive).from_select(list(columns), chosen)
 
 
+_open_id = bindparam("open_id", type_=BigId)
+_DUE = (
+    select(messages.c.id, _is_gone(bindparam("max_read_ct")).label("gone"))
+    .where(*_due(_open_id))
+    .order_by(messages.c.vt)
+    .limit(bindparam("at_once"))
+    .with_for_update(skip_locked=True)
+)
+_GIVEN = messages.c.id.in_(bindparam("ids", expanding=True))
+_RETURN = update(messages).where(_GIVEN).values(ready=true())
+
+
+def return_due(connection: Connection, bound: dict[str, Any]) -> bool:
+    """Make ready what came back; returns whether some of it may not be."""
+    due = connection.execute(_DUE, bound | {"at_once": AT_ONCE}).all()
+    connection.execute(_RETURN, {"ids": [id for id, gone in due if not gone]})
+    return any(gone for _, gone in due)
+
+
 # PostgreSQL
 
 
@@ -203,19 +238,27 @@ def _postgres_claim_ready(at_most: int) -> Hot:
     `at_most`, no less than the limit, is part of the text: it tells the planner how few rows are
     wanted. With a parameter alone the server plans every claim anew, which costs more than the claim.
     """
-    queue = _QUEUE.add_columns(*_TROUBLES).cte("queue")
-    calm_id = select(queue.c.open_id).where(~queue.c.some_due, ~queue.c.some_expired)
+    queue = QUEUE.add_columns(*TROUBLES).cte("queue")
+    calm_id = select(queue.c.open_id).where(
+        ~queue.c.some_due, ~queue.c.some_expired, ~queue.c.limited
+    )
     first = (
         select(messages.c.id)
         .where(messages.c.queue_id == calm_id.scalar_subquery(), messages.c.ready)
-        .order_by(*_ORDER)
+        .order_by(*ORDER)
         .limit(bindparam("limit"))
         .with_for_update(skip_locked=True)
         .subquery("first")
     )
     claimed = _postgres_hold(queue, select(first.c.id).limit(literal_column(str(at_most))))
-    columns = (queue.c.status, queue.c.open_id, queue.c.some_due, queue.c.some_expired, claimed)
-    return Hot(select(*columns).select_from(queue.outerjoin(claimed, true())))
+    columns = (
+        queue.c.status,
+        queue.c.open_id,
+        queue.c.limited,
+        queue.c.some_due,
+        queue.c.some_expired,
+    )
+    return Hot(select(*columns, claimed).select_from(queue.outerjoin(claimed, true())))
 
 
 def _postgres_hold(queue: CTE, picked: Select[Any]) -> CTE:
@@ -227,7 +270,7 @@ def _postgres_hold(queue: CTE, picked: Select[Any]) -> CTE:
         update(messages)
         .where(_is_one_of(picked))
         .values(
-            vt=moment("now") + lease * literal_column("interval '1 second'", Interval()), **_CLAIM
+            vt=moment("now") + lease * literal_column("interval '1 second'", Interval()), **CLAIM
         )
         .returning(*COLUMNS)
         .cte("claimed")
@@ -235,12 +278,12 @@ def _postgres_hold(queue: CTE, picked: Select[Any]) -> CTE:
 
 
 def _postgres_claim() -> Select[Any]:
-    queue = _QUEUE.cte("queue")
+    queue = QUEUE.cte("queue")
     open_id = select(queue.c.open_id).scalar_subquery()
     ready = (
-        select(messages.c.id, messages.c.priority, _EXPIRED.label("gone"))
+        select(messages.c.id, messages.c.priority, EXPIRED.label("gone"))
         .where(messages.c.queue_id == open_id, messages.c.ready)
-        .order_by(*_ORDER)
+        .order_by(*ORDER)
         .limit(bindparam("limit"))
         .with_for_update(skip_locked=True)
         .cte("ready")
@@ -320,19 +363,21 @@ def _claim_postgres(
     found = _postgres_claim_ready(1 << (limit - 1).bit_length()).rows(connection, bound)
     if not found:
         return Claimed([], queue_exists=False, worker_status=None)
-    status, open_id, some_due, some_expired, first = found[0][:5]
+    status, open_id, limited, some_due, some_expired, first = found[0][:6]
+    if open_id is not None and limited:
+        return Claimed([], True, as_status(status), limited=True)
     if open_id is not None and (some_due or some_expired):
         return _claim_all_postgres(connection, queue, bound)
-    claimed = [] if first is None else _in_order([make_message(queue, *row[4:]) for row in found])
-    return Claimed(claimed, True, _status(status))
+    claimed = [] if first is None else in_order([make_message(queue, *row[5:]) for row in found])
+    return Claimed(claimed, True, as_status(status))
 
 
 def _claim_all_postgres(connection: Connection, queue: str, bound: dict[str, Any]) -> Claimed:
     """Claims also what came back, and finds what may not be handed out."""
     found = connection.execute(_POSTGRES_CLAIM, bound | {"at_once": AT_ONCE}).all()
     status, leftovers, first = found[0][:3]
-    claimed = [] if first is None else _in_order([make_message(queue, *row[2:]) for row in found])
-    return Claimed(claimed, True, _status(status), leftovers)
+    claimed = [] if first is None else in_order([make_message(queue, *row[2:]) for row in found])
+    return Claimed(claimed, True, as_status(status), leftovers)
 
 
 def _finish_postgres(
@@ -356,16 +401,7 @@ def _only(holds: Holds, results: Mapping[int, str] | None) -> dict[str, Any]:
 
 # SQLite
 
-_open_id = bindparam("open_id", type_=BigId)
-_SQLITE_QUEUE = Hot(_QUEUE.add_columns(*_TROUBLES))
-_SQLITE_DUE = (
-    select(messages.c.id, _is_gone(bindparam("max_read_ct")).label("gone"))
-    .where(*_due(_open_id))
-    .order_by(messages.c.vt)
-    .limit(bindparam("at_once"))
-)
-_GIVEN = messages.c.id.in_(bindparam("ids", expanding=True))
-_SQLITE_RETURN = update(messages).where(_GIVEN).values(ready=true())
+_SQLITE_QUEUE = Hot(QUEUE.add_columns(*TROUBLES))
 _SQLITE_FIRST = Hot(
     select(
         messages.c.id,
@@ -378,13 +414,15 @@ _SQLITE_FIRST = Hot(
         messages.c.read_ct,
         messages.c.released_ct,
         messages.c.producer_worker_id,
+        messages.c.dedup_key,
+        messages.c.group_key,
     )
     .where(messages.c.queue_id == _open_id, messages.c.ready)
-    .order_by(*_ORDER)
+    .order_by(*ORDER)
     .limit(bindparam("limit"))
 )
 _AMONG_IDS = messages.c.id.in_(select(rows("ids").c.value).scalar_subquery())
-_SQLITE_HOLD = Hot(update(messages).where(_AMONG_IDS).values(vt=moment("lease"), **_CLAIM))
+_SQLITE_HOLD = Hot(update(messages).where(_AMONG_IDS).values(vt=moment("lease"), **CLAIM))
 _fenced = select(messages).join_from(messages, HELD, and_(*FENCE))
 _SQLITE_DELETE = Hot(
     delete(messages)
@@ -415,13 +453,13 @@ def _claim_sqlite(
     found = _SQLITE_QUEUE.rows(connection, bound)
     if not found:
         return Claimed([], queue_exists=False, worker_status=None)
-    queue_lease, max_read_ct, status, open_id, some_due, some_expired = found[0]
-    if open_id is None:
-        return Claimed([], queue_exists=True, worker_status=_status(status))
+    queue_lease, max_read_ct, status, open_id, limited, some_due, some_expired = found[0]
+    if open_id is None or limited:
+        return Claimed([], True, as_status(status), limited=bool(limited and open_id))
     bound |= {"open_id": open_id, "limit": limit, "max_read_ct": max_read_ct}
     leftovers = bool(some_expired)
     if some_due:
-        leftovers |= _return_due_sqlite(connection, bound)
+        leftovers |= return_due(connection, bound)
     now = now.astimezone(UTC)
     vt = now + timedelta(seconds=queue_lease if lease is None else lease)
     # Quicker than RETURNING: most of what a claim changes is known here.
@@ -442,6 +480,8 @@ def _claim_sqlite(
             now,
             producer,
             worker,
+            key,
+            group,
         )
         for (
             id,
@@ -454,23 +494,18 @@ def _claim_sqlite(
             read_ct,
             released_ct,
             producer,
+            key,
+            group,
         ) in first
         if until is None or until > now
     ]
     if claimed:
         ids = json.dumps([message.id for message in claimed])
         _SQLITE_HOLD.rows(connection, bound | at(lease=(vt, 0.0)) | {"ids": ids})
-    return Claimed(_decodable(connection, claimed, now), True, _status(status), leftovers)
+    return Claimed(decodable(connection, claimed, now), True, as_status(status), leftovers)
 
 
-def _return_due_sqlite(connection: Connection, bound: dict[str, Any]) -> bool:
-    """Make ready what came back; returns whether some of it may not be."""
-    due = connection.execute(_SQLITE_DUE, bound | {"at_once": AT_ONCE}).all()
-    connection.execute(_SQLITE_RETURN, {"ids": [id for id, gone in due if not gone]})
-    return any(gone for _, gone in due)
-
-
-def _decodable(connection: Connection, claimed: list[Message], now: datetime) -> list[Message]:
+def decodable(connection: Connection, claimed: list[Message], now: datetime) -> list[Message]:
     """Text that is not JSON can only come from outside; it must not block the queue it is in."""
     broken = [
         message.id
@@ -589,16 +624,17 @@ def bury(
     """Move messages to the archive, whoever held them. Their rows are locked, or never shared."""
     if ids:
         bound = {"ids": ids, "reason": reason, "error": error} | at(now=(now, 0.0))
-        for statement in _BURY:
-            connection.execute(statement, bound)
+        with groups.ending(connection, ids, now=now):
+            for statement in _BURY:
+                connection.execute(statement, bound)
         workflows.end_lost(connection, ids, error=error or reason, now=now)
 
 
-def _status(word: str | None) -> WorkerStatus | None:
+def as_status(word: str | None) -> WorkerStatus | None:
     return None if word is None else WorkerStatus(word)
 
 
-def _in_order(found: list[Message]) -> list[Message]:
+def in_order(found: list[Message]) -> list[Message]:
     # RETURNING promises no order.
     found.sort(key=lambda message: (-message.priority, message.id))
     return found

@@ -106,6 +106,30 @@ def _rows_sqlite(element: _Rows, compiler: Any, **kw: Any) -> str:
     return f"(SELECT value, key AS position FROM json_each({text}))"
 
 
+class _Texts(FunctionElement[Any]):
+    name = "pgqrs_texts"
+    inherit_cache = True
+
+
+def texts(name: str) -> TableValuedAlias:
+    """The strings of the JSON array bound as `name` as rows with their position."""
+    return _Texts(bindparam(name, type_=Text())).table_valued(
+        column("value", Text()), column("position", Integer()), name=f"{name}_rows"
+    )
+
+
+@compiles(_Texts, "postgresql")
+def _texts_postgres(element: _Texts, compiler: Any, **kw: Any) -> str:
+    (text,) = (compiler.process(clause, **kw) for clause in element.clauses)
+    return (
+        "(SELECT value, ordinality AS position "
+        f"FROM jsonb_array_elements_text(CAST({text} AS JSONB)) WITH ORDINALITY)"
+    )
+
+
+compiles(_Texts, "sqlite")(_rows_sqlite)
+
+
 class Holds(NamedTuple):
     """Proof of holding messages: whose they are, and the token of each.
 

@@ -8,9 +8,9 @@ returned are the ids that were changed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, Select, Text, bindparam, cast, func, insert, or_, select, update
 from sqlalchemy.sql.expression import ColumnElement, FromClause
@@ -19,10 +19,12 @@ from pgqrs.errors import QueueNotFound
 from pgqrs.models import messages, queues
 from pgqrs.payloads import Batch
 from pgqrs.repositories.expressions import Holds, at, held, held_by, moment, per_dialect, rows
+from pgqrs.repositories.groups import UNBLOCKED
 from pgqrs.repositories.hot import Hot
 from pgqrs.sqltypes import BigId, Flag, Json
-from pgqrs.types import Message
+from pgqrs.types import Message, MessageId
 
+T = TypeVar("T")
 COLUMNS = (
     messages.c.id,
     messages.c.payload,
@@ -37,6 +39,8 @@ COLUMNS = (
     messages.c.dequeued_at,
     messages.c.producer_worker_id,
     messages.c.consumer_worker_id,
+    messages.c.dedup_key,
+    messages.c.group_key,
 )
 """In the order of the fields of `Message`, which starts with the name of the queue."""
 
@@ -71,6 +75,27 @@ def held_one(holds: Holds) -> dict[str, Any]:
     return {"held_id": id, "held_by": holds.worker_id, "held_token": token}
 
 
+# Locking the queue's row keeps it from being deleted until this commits.
+QUEUE = (
+    select(queues.c.id, (queues.c.waiting_until > moment("now")).label("waited_for"))
+    .where(queues.c.queue_name == bindparam("queue"))
+    .with_for_update(read=True, key_share=True)
+)
+SHARED: dict[str, ColumnElement[Any]] = {
+    "headers": cast(bindparam("headers", type_=Text()), Json()),
+    "codec": bindparam("codec", type_=Text()),
+    "priority": bindparam("priority", type_=messages.c.priority.type),
+    "ready": bindparam("ready", type_=Flag()),
+    "vt": moment("vt"),
+    "enqueued_at": moment("now"),
+    "expires_at": moment("expires"),
+    "read_ct": bindparam("zero", 0, type_=messages.c.read_ct.type),
+    "released_ct": bindparam("zero", 0, type_=messages.c.read_ct.type),
+    "producer_worker_id": bindparam("producer", type_=BigId),
+}
+"""What all messages of an enqueue have in common."""
+
+
 def _insert_into_queue(
     payload: ColumnElement[Any],
     source: FromClause | None = None,
@@ -81,27 +106,8 @@ def _insert_into_queue(
     """`asking` also returns whether somebody waits for the queue, and keeps the order of a batch;
     both are for PostgreSQL, since SQLite reads a list in its order anyway.
     """
-    # Locking the queue's row keeps it from being deleted until this commits.
-    queue = (
-        select(queues.c.id, (queues.c.waiting_until > moment("now")).label("waited_for"))
-        .where(queues.c.queue_name == bindparam("queue"))
-        .with_for_update(read=True, key_share=True)
-        .cte("queue")
-    )
-    values: dict[str, ColumnElement[Any]] = {
-        "queue_id": queue.c.id,
-        "payload": payload,
-        "headers": cast(bindparam("headers", type_=Text()), Json()),
-        "codec": bindparam("codec", type_=Text()),
-        "priority": bindparam("priority", type_=messages.c.priority.type),
-        "ready": bindparam("ready", type_=Flag()),
-        "vt": moment("vt"),
-        "enqueued_at": moment("now"),
-        "expires_at": moment("expires"),
-        "read_ct": bindparam("zero", 0, type_=messages.c.read_ct.type),
-        "released_ct": bindparam("zero", 0, type_=messages.c.read_ct.type),
-        "producer_worker_id": bindparam("producer", type_=BigId),
-    }
+    queue = QUEUE.cte("queue")
+    values = {"queue_id": queue.c.id, "payload": payload} | SHARED
     chosen: Select[Any] = select(*values.values()).select_from(queue)
     if source is not None:
         chosen = chosen.join_from(queue, source, queue.c.id.is_not(None))
@@ -124,9 +130,9 @@ _MANY_ASKING = Hot(_insert_into_queue(_PAYLOADS.c.value, _PAYLOADS, asking=True)
 
 
 class Enqueued(NamedTuple):
-    """The ids of new messages, and whether somebody elsewhere waits to be told of them."""
+    """The ids of messages, and whether somebody elsewhere waits to be told of new ones."""
 
-    ids: list[int]
+    ids: list[MessageId]
     waited_for: bool
 
 
@@ -137,7 +143,8 @@ def _enqueue_postgres(connection: Connection, batch: Batch, bound: dict[str, Any
     else:
         for payloads in _arrays(batch):
             found += _MANY_ASKING.rows(connection, bound | {"payloads": payloads})
-    return Enqueued(sorted([row[0] for row in found]), bool(found) and bool(found[0][1]))
+    ids = list(map(MessageId, sorted([row[0] for row in found])))
+    return Enqueued(ids, bool(found) and bool(found[0][1]))
 
 
 def _arrays(batch: Batch) -> Iterator[str]:
@@ -145,29 +152,38 @@ def _arrays(batch: Batch) -> Iterator[str]:
     if batch.whole is not None:
         yield batch.whole
         return
-    for piece in _pieces(batch.texts):
+    for piece in pieces(batch.texts, size=len):
         yield f"[{','.join(piece)}]"
 
 
 def _enqueue_sqlite(connection: Connection, batch: Batch, bound: dict[str, Any]) -> Enqueued:
     if batch.size == 1 and batch.texts:
         found = _ONE.rows(connection, bound | {"payload": batch.texts[0]})
-        return Enqueued([row[0] for row in found], False)
+        return Enqueued([MessageId(row[0]) for row in found], False)
     # Else as strings: SQLite would turn a bare number into its own, and lose digits.
     payloads = batch.whole or json.dumps(batch.texts, ensure_ascii=False)
     _MANY.rows(connection, bound | {"payloads": payloads})
     ((last, count),) = _LAST.rows(connection, {})
     # One statement of the only writer: the ids follow each other.
-    return Enqueued(list(range(last - count + 1, last + 1)) if count else [], False)
+    ids = map(MessageId, range(last - count + 1, last + 1)) if count else ()
+    return Enqueued(list(ids), False)
 
 
 _enqueue = per_dialect(postgresql=_enqueue_postgres, sqlite=_enqueue_sqlite)
 
 
 def enqueue(
-    connection: Connection,
+    connection: Connection, queue: str, batch: Batch, *, now: datetime | None, **options: Any
+) -> Enqueued:
+    """Add messages in order; all of them or none. `options` are those of `shared`."""
+    enqueued: Enqueued = _enqueue(connection, batch, shared(queue, now=now, **options))
+    if len(enqueued.ids) != batch.size:
+        raise QueueNotFound(queue)
+    return enqueued
+
+
+def shared(
     queue: str,
-    batch: Batch,
     *,
     headers: str | None,
     codec: str | None = None,
@@ -178,11 +194,11 @@ def enqueue(
     expires_at: datetime | None,
     producer: int | None,
     now: datetime | None,
-) -> Enqueued:
-    """Add messages in order; all of them or none."""
+) -> dict[str, Any]:
+    """The parameters of `SHARED`."""
     vt = (now, delay) if eta is None else (eta, 0.0)
     expires = (now, ttl) if expires_at is None else (expires_at, 0.0)
-    shared: dict[str, Any] = {
+    return {
         "queue": queue,
         "headers": headers,
         "codec": codec,
@@ -190,10 +206,6 @@ def enqueue(
         "ready": eta is None and delay == 0,
         "producer": producer,
     } | at(now=(now, 0.0), vt=vt, expires=expires)
-    enqueued: Enqueued = _enqueue(connection, batch, shared)
-    if len(enqueued.ids) != batch.size:
-        raise QueueNotFound(queue)
-    return enqueued
 
 
 def fits_one_statement(batch: Batch) -> bool:
@@ -201,16 +213,18 @@ def fits_one_statement(batch: Batch) -> bool:
     return batch.whole is not None or batch.size == 1 or sum(map(len, batch.texts)) <= CHUNK_BYTES
 
 
-def _pieces(texts: Sequence[str]) -> list[list[str]]:
-    pieces: list[list[str]] = [[]]
+def pieces(items: Sequence[T], *, size: Callable[[T], int]) -> Iterator[list[T]]:
+    """In order, each small enough for one statement."""
+    piece: list[T] = []
     room = CHUNK_BYTES
-    for text in texts:
-        if len(text) > room and pieces[-1]:
-            pieces.append([])
-            room = CHUNK_BYTES
-        pieces[-1].append(text)
-        room -= len(text)
-    return pieces
+    for item in items:
+        if size(item) > room and piece:
+            yield piece
+            piece, room = [], CHUNK_BYTES
+        piece.append(item)
+        room -= size(item)
+    if piece:
+        yield piece
 
 
 _EXTEND = Hot(
@@ -299,6 +313,7 @@ _NEXT = (
     .where(
         queues.c.queue_name == bindparam("queue"),
         ~messages.c.ready,
+        messages.c.blocked == UNBLOCKED,
         messages.c.vt > moment("now"),
     )
 )

@@ -9,9 +9,11 @@ from typing import Any
 from sqlalchemy import Connection, Text, bindparam, delete, func, insert, select, update
 
 from pgqrs.errors import QueueExists, QueueNotEmpty, QueueNotFound
-from pgqrs.models import archive, messages, queues, workers
+from pgqrs.models import archive, keys, messages, queues, slots, workers
+from pgqrs.models import groups as group_rows
+from pgqrs.repositories import groups, limits
 from pgqrs.repositories.expressions import at, moment
-from pgqrs.types import Queue
+from pgqrs.types import Queue, Rate
 
 COLUMNS = (
     queues.c.id,
@@ -21,6 +23,10 @@ COLUMNS = (
     queues.c.max_read_ct,
     queues.c.retention,
     queues.c.paused,
+    queues.c.max_in_flight,
+    queues.c.max_in_flight_per_key,
+    queues.c.rate_limit,
+    queues.c.rate_period,
 )
 _INSERT = insert(queues).values(
     queue_name=bindparam("new_name"),
@@ -28,8 +34,13 @@ _INSERT = insert(queues).values(
     max_read_ct=bindparam("new_max_read_ct"),
     retention=bindparam("new_retention"),
     paused=False,
+    max_in_flight=bindparam("new_max_in_flight"),
+    max_in_flight_per_key=bindparam("new_max_in_flight_per_key"),
+    rate_limit=bindparam("new_rate_limit"),
+    rate_period=bindparam("new_rate_period"),
     created_at=moment("now"),
 )
+LIMITS = frozenset(("max_in_flight", "max_in_flight_per_key", "rate_limit"))
 _NAMED = queues.c.queue_name == bindparam("queue")
 _GET = select(*COLUMNS).where(_NAMED)
 _LOCK = select(queues.c.id).where(_NAMED).with_for_update()
@@ -41,19 +52,12 @@ def create(
     connection: Connection,
     name: str,
     *,
-    lease: float,
-    max_read_ct: int,
-    retention: float | None,
     if_not_exists: bool,
     now: datetime | None,
+    **settings: Any,
 ) -> Queue:
     """A new queue, or with `if_not_exists` the one that is there, unchanged."""
-    values = {
-        "new_name": name,
-        "new_lease": lease,
-        "new_max_read_ct": max_read_ct,
-        "new_retention": retention,
-    }
+    values = {"new_name": name} | {f"new_{key}": value for key, value in settings.items()}
     found = connection.execute(_GET, {"queue": name}).first()
     if found is None:
         connection.execute(_INSERT, values | at(now=(now, 0.0)))
@@ -75,11 +79,14 @@ def find(connection: Connection) -> list[Queue]:
     return [_queue(row) for row in connection.execute(_LIST)]
 
 
-def configure(connection: Connection, name: str, **settings: Any) -> Queue:
+def configure(connection: Connection, name: str, *, now: datetime | None, **settings: Any) -> Queue:
     """Change settings; they count from the next operation on."""
     if settings:
         connection.execute(update(queues).where(queues.c.queue_name == name).values(settings))
-    return get(connection, name)
+    queue = get(connection, name)
+    if settings.keys() & LIMITS:
+        limits.change(connection, queue.id, now=now)
+    return queue
 
 
 _NO_FSYNC = func.set_config("synchronous_commit", "off", True)
@@ -139,11 +146,13 @@ def tell_of_results(
     connection.execute(_TELL_OF_RESULTS, bound).close()
 
 
-def purge(connection: Connection, name: str, *, limit: int) -> int:
+def purge(connection: Connection, name: str, *, limit: int, now: datetime | None) -> int:
     """Delete up to `limit` messages, held or not; whoever held one loses it. Returns how many."""
     queue = get(connection, name)
     some = select(messages.c.id).where(messages.c.queue_id == queue.id).limit(limit)
-    return connection.execute(delete(messages).where(messages.c.id.in_(some))).rowcount
+    ids = connection.execute(some).scalars().all()
+    with groups.ending(connection, ids, now=now):
+        return connection.execute(delete(messages).where(messages.c.id.in_(ids))).rowcount
 
 
 def remove(connection: Connection, name: str, *, force: bool) -> None:
@@ -158,11 +167,11 @@ def remove(connection: Connection, name: str, *, force: bool) -> None:
     remaining = connection.execute(_COUNT, {"queue_id": queue_id}).scalar_one()
     if remaining and not force:
         raise QueueNotEmpty(name, remaining)
-    connection.execute(delete(messages).where(messages.c.queue_id == queue_id))
-    connection.execute(delete(archive).where(archive.c.queue_id == queue_id))
-    connection.execute(delete(workers).where(workers.c.queue_id == queue_id))
+    for table in (messages, archive, workers, group_rows, keys, slots):
+        connection.execute(delete(table).where(table.c.queue_id == queue_id))
     connection.execute(delete(queues).where(queues.c.id == queue_id))
 
 
 def _queue(row: Sequence[Any]) -> Queue:
-    return Queue(*row)
+    limit, period = row[-2:]
+    return Queue(*row[:-2], None if limit is None else Rate(limit, period))  # type: ignore[call-arg]

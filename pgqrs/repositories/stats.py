@@ -12,9 +12,11 @@ from sqlalchemy.sql.expression import ColumnElement
 
 from pgqrs.models import archive, messages, queues
 from pgqrs.repositories.expressions import at, moment
+from pgqrs.repositories.groups import UNBLOCKED
 from pgqrs.types import ArchiveReason, QueueStats
 
-_due = or_(messages.c.ready, messages.c.vt <= moment("now"))
+_due = or_(messages.c.ready, and_(messages.c.vt <= moment("now"), messages.c.blocked == UNBLOCKED))
+_blocked = messages.c.blocked != UNBLOCKED
 _held = messages.c.consumer_worker_id.is_not(None)
 
 
@@ -27,8 +29,9 @@ _LIVE = (
         queues.c.queue_name,
         queues.c.paused,
         _count(and_(messages.c.id.is_not(None), _due)),
-        _count(and_(~_due, ~_held)),
-        _count(and_(~_due, _held)),
+        _count(and_(~_due, ~_blocked, ~_held)),
+        _count(and_(~_due, ~_blocked, _held)),
+        _count(_blocked),
         func.min(case((_due, messages.c.enqueued_at)), type_=messages.c.enqueued_at.type),
         moment("now"),
     )
@@ -61,10 +64,11 @@ def queue_stats(
             ready=ready,
             delayed=delayed,
             leased=leased,
+            blocked=blocked,
             oldest_age=None if oldest is None else max(0.0, (asked - oldest).total_seconds()),
             archived={reason: archived.get(name, {}).get(reason, 0) for reason in ArchiveReason},
         )
-        for name, paused, ready, delayed, leased, oldest, asked in connection.execute(
+        for name, paused, ready, delayed, leased, blocked, oldest, asked in connection.execute(
             live, at(now=(now, 0.0))
         )
     ]

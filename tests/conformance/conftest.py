@@ -20,10 +20,14 @@ from sqlalchemy.orm import Session
 
 import pgqrs
 from pgqrs.clock import Clock
+from pgqrs.models import Base
 from pgqrs.testing import ManualClock
 from pgqrs.testing.conformance.harness import Harness
 from pgqrs.testing.portal import Portal, Synced
 from tests.conftest import create_database
+
+
+EMPTIED = [name for name in Base.metadata.tables if name != "pgqrs_schema_history"]
 
 
 class SyncTransaction:
@@ -145,10 +149,7 @@ def installed_postgres(postgres: str) -> str:
 @pytest.fixture
 def empty_postgres(installed_postgres: str) -> str:
     with psycopg.connect(installed_postgres, autocommit=True) as connection:
-        connection.execute(
-            "TRUNCATE pgqrs_messages, pgqrs_archive, pgqrs_workers, pgqrs_queues, pgqrs_workflows, "
-            "pgqrs_workflow_steps, pgqrs_workflow_events RESTART IDENTITY"
-        )
+        connection.execute(f"TRUNCATE {', '.join(EMPTIED)} RESTART IDENTITY")
     return installed_postgres
 
 

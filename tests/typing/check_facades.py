@@ -8,8 +8,8 @@ import pgqrs
 def sync(store: pgqrs.Store) -> None:
     with store.producer("tasks") as producer:
         assert_type(producer, pgqrs.Producer)
-        assert_type(producer.enqueue({"a": 1}), int)
-        assert_type(producer.enqueue_many([{"a": 1}]), list[int])
+        assert_type(producer.enqueue({"a": 1}), pgqrs.MessageId)
+        assert_type(producer.enqueue_many([{"a": 1}]), list[pgqrs.MessageId])
     with store.consumer("tasks") as consumer:
         assert_type(consumer.dequeue(10), list[pgqrs.Message])
         assert_type(consumer.fail(1, "error"), bool)
@@ -45,7 +45,7 @@ async def asynchronous() -> None:
     assert_type(store, pgqrs.AsyncStore)
     async with store.producer("tasks") as producer:
         assert_type(producer, pgqrs.AsyncProducer)
-        assert_type(await producer.enqueue({"a": 1}), int)
+        assert_type(await producer.enqueue({"a": 1}), pgqrs.MessageId)
     assert_type(await store.consumer("tasks"), pgqrs.AsyncConsumer)
     async with store.consumer("tasks") as consumer:
         assert_type(await consumer.dequeue(10), list[pgqrs.Message])

@@ -1,0 +1,134 @@
+"""Groups: strict order and one message in flight, at no cost to claims.
+
+Only the first message of a group can be claimed; the others are *blocked*, and stand in none of the
+indexes that claims look at. Whoever adds messages to a group or takes some out locks the row of the
+group, and lets the first go ahead. Ids within a group are given under that lock, so the first is the
+one with the lowest id. A message that is retried or given back stays the first: that is what strict
+order means.
+
+SQLite has one writer at a time, and needs no locks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    Connection,
+    bindparam,
+    delete,
+    exists,
+    func,
+    literal_column,
+    select,
+    update,
+)
+from sqlalchemy.sql.expression import ColumnElement
+
+from pgqrs.models import groups, messages
+from pgqrs.repositories.expressions import at, moment, per_dialect, texts
+from pgqrs.sqltypes import BigId
+
+BY_GROUP: ColumnElement[int] = literal_column("1")
+"""Blocked by an earlier message of the group."""
+UNBLOCKED: ColumnElement[int] = literal_column("0")
+
+_queue_id = bindparam("in_queue", type_=BigId)
+_names = texts("names")
+_OF = (
+    select(messages.c.queue_id, messages.c.group_key)
+    .distinct()
+    .where(messages.c.id.in_(bindparam("ids", expanding=True)), messages.c.group_key.is_not(None))
+)
+_FIRST = (
+    select(func.min(messages.c.id))
+    .where(messages.c.queue_id == _queue_id, messages.c.group_key == _names.c.value)
+    .correlate(_names)
+    .scalar_subquery()
+)
+_FIRSTS = select(_FIRST).select_from(_names)
+_LET_GO = (
+    update(messages)
+    .where(messages.c.id.in_(bindparam("ids", expanding=True)), messages.c.blocked == BY_GROUP)
+    .values(blocked=UNBLOCKED, ready=messages.c.vt <= moment("now"))
+)
+_FORGET_EMPTY = delete(groups).where(
+    groups.c.queue_id == _queue_id,
+    groups.c.group_key.in_(select(_names.c.value).scalar_subquery()),
+    ~exists().where(
+        messages.c.queue_id == groups.c.queue_id, messages.c.group_key == groups.c.group_key
+    ),
+)
+
+
+@cache
+def _lock_rows() -> Any:
+    # Only where it is used: it is slow to import.
+    from sqlalchemy.dialects.postgresql import insert
+
+    chosen = select(_queue_id, _names.c.value).order_by(_names.c.position)
+    new = insert(groups).from_select(["queue_id", "group_key"], chosen)
+    # An update, so that who still sees an older state of the group is told that it changed.
+    return new.on_conflict_do_update(
+        index_elements=["queue_id", "group_key"], set_={"group_key": new.excluded.group_key}
+    )
+
+
+def _lock_postgres(connection: Connection, queue_id: int, names: Collection[str]) -> None:
+    # All lock in the same order, or they would wait for each other.
+    connection.execute(_lock_rows(), {"in_queue": queue_id, "names": json.dumps(sorted(names))})
+
+
+def _nothing_to_lock(_connection: Connection, _queue_id: int, _names: Collection[str]) -> None:
+    return
+
+
+lock = per_dialect(postgresql=_lock_postgres, sqlite=_nothing_to_lock)
+"""Let nobody else change these groups until the transaction ends."""
+
+
+def let_first_go(
+    connection: Connection, queue_id: int, names: Collection[str], *, now: datetime | None
+) -> None:
+    """Unblock the first message of each of these groups, which are locked."""
+    bound = {"in_queue": queue_id, "names": json.dumps(sorted(names))}
+    firsts = [id for id in connection.execute(_FIRSTS, bound).scalars() if id is not None]
+    if firsts:
+        connection.execute(_LET_GO, {"ids": firsts} | at(now=(now, 0.0)))
+    if len(firsts) < len(names):
+        connection.execute(_FORGET_EMPTY, bound)
+
+
+@contextmanager
+def adding(
+    connection: Connection, into: Iterable[Sequence[Any]], *, now: datetime | None
+) -> Iterator[None]:
+    """Around what adds blocked messages to groups, each a queue's id and a name."""
+    touched = _by_queue(into)
+    for queue_id, names in touched.items():
+        lock(connection, queue_id, names)
+    yield
+    for queue_id, names in touched.items():
+        let_first_go(connection, queue_id, names, now=now)
+
+
+@contextmanager
+def ending(connection: Connection, ids: Sequence[int], *, now: datetime | None) -> Iterator[None]:
+    """Around what takes messages out: those behind them in their groups go ahead."""
+    touched = _by_queue(connection.execute(_OF, {"ids": ids}))
+    yield
+    for queue_id, names in touched.items():
+        lock(connection, queue_id, names)
+        let_first_go(connection, queue_id, names, now=now)
+
+
+def _by_queue(found: Iterable[Sequence[Any]]) -> dict[int, set[str]]:
+    names: dict[int, set[str]] = {}
+    for queue_id, name in found:
+        names.setdefault(queue_id, set()).add(name)
+    return names

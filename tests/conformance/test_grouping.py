@@ -1,0 +1,3 @@
+"""The conformance suite: grouping."""
+
+from pgqrs.testing.conformance.grouping import *  # noqa: F403

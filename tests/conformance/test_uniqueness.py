@@ -1,0 +1,3 @@
+"""The conformance suite: uniqueness."""
+
+from pgqrs.testing.conformance.uniqueness import *  # noqa: F403
