@@ -30,12 +30,30 @@ class Line:
     payload: Any
 
 
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What messages have in common with others."""
+
+    key: str | None
+    unique: Any
+    group: str | None
+
+
 @click.command()
 @click.argument("queue")
 @click.argument("payloads", metavar="PAYLOAD...", nargs=-1, required=True)
 @click.option("--delay", type=parameters.duration, help="Deliver it only after so long.")
 @click.option("--eta", type=parameters.moment, help="Deliver it only from this time on (ISO 8601).")
 @click.option("--priority", type=int, default=0, help="Higher ones are delivered first.")
+@click.option("--ttl", type=parameters.duration, help="Deliver it only for so long.")
+@click.option("--key", help="Enqueue nothing if a message has this key.")
+@click.option(
+    "--unique",
+    type=parameters.unique,
+    default="unfinished",
+    help="For how long: 'queued', 'unfinished', or a time after its end.",
+)
+@click.option("--group", help="Deliver strictly in order and one by one with others of this name.")
 @parameters.as_json
 @click.pass_obj
 def enqueue(
@@ -45,6 +63,10 @@ def enqueue(
     delay: float | None,
     eta: datetime | None,
     priority: int,
+    ttl: float | None,
+    key: str | None,
+    unique: Any,
+    group: str | None,
     as_json: bool,
 ) -> None:
     """Put messages into QUEUE.
@@ -55,15 +77,21 @@ def enqueue(
     """
     if "-" in payloads and len(payloads) > 1:
         raise click.UsageError("- reads all messages from the standard input; give no others")
-    options: dict[str, Any] = {"delay": delay, "eta": eta, "priority": priority}
+    if key is not None and (len(payloads) > 1 or payloads == ("-",)):
+        raise click.UsageError("--key is for one message")
+    options: dict[str, Any] = {"delay": delay, "eta": eta, "priority": priority, "ttl": ttl}
+    labels = Labels(key, unique, group)
     with target.open() as store, store.producer(queue) as producer:
         if payloads == ("-",):
-            ids = enqueue_input(producer, options)
+            ids = enqueue_input(producer, options, labels)
         else:
             lines = list(parse(payloads, "PAYLOAD"))
-            ids = enqueue_batch(producer, lines, "PAYLOAD", options)
+            ids = enqueue_batch(producer, lines, "PAYLOAD", options, labels)
+    created = [id for id in ids if id.created]
     if as_json:
-        print_json({"queue": queue, "enqueued": len(ids), "ids": ids})
+        print_json({"queue": queue, "enqueued": len(created), "ids": ids})
+    elif ids and not created:
+        click.echo(f"Enqueued nothing: message {ids[0]} of queue {queue!r} has this key.")
     else:
         click.echo(f"Enqueued {len(ids)} message(s) into queue {queue!r}{id_range(ids)}.")
 
@@ -74,7 +102,7 @@ def id_range(ids: Sequence[int]) -> str:
     return f": id {ids[0]}" if len(ids) == 1 else f": ids {ids[0]} to {ids[-1]}"
 
 
-def enqueue_input(producer: Producer, options: dict[str, Any]) -> list[MessageId]:
+def enqueue_input(producer: Producer, options: dict[str, Any], labels: Labels) -> list[MessageId]:
     """Enqueue the lines of the standard input. An error tells how far it came."""
     lines = parse(sys.stdin.buffer, "line")
     ids: list[MessageId] = []
@@ -83,7 +111,7 @@ def enqueue_input(producer: Producer, options: dict[str, Any]) -> list[MessageId
         with input_progress() as progress:
             task = progress.add_task("Enqueueing", total=None)
             while batch := list(islice(lines, BATCH)):
-                ids += enqueue_batch(producer, batch, "line", options)
+                ids += enqueue_batch(producer, batch, "line", options, labels)
                 last = batch[-1].number
                 progress.update(task, completed=len(ids))
     except (PgqrsError, click.ClickException) as exc:
@@ -122,11 +150,17 @@ def parse_json(text: str | bytes, where: str) -> Any:
 
 
 def enqueue_batch(
-    producer: Producer, lines: Sequence[Line], what: str, options: dict[str, Any]
+    producer: Producer, lines: Sequence[Line], what: str, options: dict[str, Any], labels: Labels
 ) -> list[MessageId]:
     """Enqueue all or none; an error about one payload says which it was."""
     try:
-        return producer.enqueue_many([line.payload for line in lines], **options)
+        return producer.enqueue_many(
+            [line.payload for line in lines],
+            keys=None if labels.key is None else [labels.key] * len(lines),
+            unique=labels.unique,
+            groups=None if labels.group is None else [labels.group] * len(lines),
+            **options,
+        )
     except InvalidPayload as exc:
         if exc.index is None:
             raise

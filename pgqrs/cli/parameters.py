@@ -7,6 +7,8 @@ from datetime import datetime
 
 import click
 
+from pgqrs import Rate
+
 SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -27,6 +29,22 @@ def moment(text: str) -> datetime:
     if parsed.tzinfo is None:
         raise click.BadParameter(f"{text!r} has no time zone; add Z or an offset like +02:00")
     return parsed
+
+
+def rate(text: str) -> Rate:
+    """A number of messages, and the time they are for."""
+    number, slash, period = text.partition("/")
+    if not number.strip().isdecimal() or not int(number):
+        raise click.BadParameter(f"{text!r} is not a rate such as 5/s, 100/1m or 1000/2h")
+    unit = period.strip()
+    if slash and unit in SECONDS:
+        return Rate(int(number), per=SECONDS[unit])
+    return Rate(int(number), per=duration(unit) if slash else 1.0)
+
+
+def unique(text: str) -> str | float:
+    """A scope of unique keys."""
+    return text if text in ("queued", "unfinished") else duration(text)
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

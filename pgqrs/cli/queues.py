@@ -6,12 +6,13 @@ from typing import Any
 
 import click
 
-from pgqrs import ArchiveReason, Queue, QueueStats
+from pgqrs import ArchiveReason, Queue, QueueStats, Rate
 from pgqrs.cli import parameters
 from pgqrs.cli.output import as_duration, print_json, print_messages, print_table
 from pgqrs.cli.target import Target
 
 NAME = click.argument("name")
+LIMITS = ("max_in_flight", "max_in_flight_per_key", "rate")
 
 
 @click.group()
@@ -26,6 +27,9 @@ def queue() -> None:
 @click.option(
     "--retention", type=parameters.duration, help="How long `purge-archive` keeps what is finished."
 )
+@click.option("--max-in-flight", type=int, help="How many messages are held at a time.")
+@click.option("--max-in-flight-per-key", type=int, help="The same, of those with one key.")
+@click.option("--rate", type=parameters.rate, help="How many start in a time: 5/s, 100/1m.")
 @click.option("--if-not-exists", is_flag=True, help="Accept a queue that is there, unchanged.")
 @parameters.as_json
 @click.pass_obj
@@ -35,6 +39,9 @@ def create(
     lease: float | None,
     max_read_ct: int | None,
     retention: float | None,
+    max_in_flight: int | None,
+    max_in_flight_per_key: int | None,
+    rate: Rate | None,
     if_not_exists: bool,
     as_json: bool,
 ) -> None:
@@ -48,6 +55,9 @@ def create(
             lease=lease,
             max_read_ct=max_read_ct,
             retention=retention,
+            max_in_flight=max_in_flight,
+            max_in_flight_per_key=max_in_flight_per_key,
+            rate=rate,
             if_not_exists=if_not_exists,
         )
         print_queue(created, as_json)
@@ -83,23 +93,27 @@ def show(target: Target, name: str, as_json: bool) -> None:
 @click.option(
     "--retention", type=parameters.duration, help="How long `purge-archive` keeps what is finished."
 )
+@click.option("--max-in-flight", type=int, help="How many messages are held at a time.")
+@click.option("--max-in-flight-per-key", type=int, help="The same, of those with one key.")
+@click.option("--rate", type=parameters.rate, help="How many start in a time: 5/s, 100/1m.")
 @click.option("--no-retention", is_flag=True, help="Keep what is finished for ever.")
+@click.option("--no-limits", is_flag=True, help="Take away all limits that are not given anew.")
 @parameters.as_json
 @click.pass_obj
 def configure(
     target: Target,
+    /,
     name: str,
-    lease: float | None,
-    max_read_ct: int | None,
-    retention: float | None,
     no_retention: bool,
+    no_limits: bool,
     as_json: bool,
+    **given: Any,
 ) -> None:
     """Change settings of the queue NAME. They count from the next operation on."""
-    if retention is not None and no_retention:
+    if given["retention"] is not None and no_retention:
         raise click.UsageError("give --retention or --no-retention, not both")
-    given = {"lease": lease, "max_read_ct": max_read_ct, "retention": retention}
-    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    changes: dict[str, Any] = dict.fromkeys(LIMITS) if no_limits else {}
+    changes |= {key: value for key, value in given.items() if value is not None}
     if no_retention:
         changes["retention"] = None
     if not changes:
@@ -200,7 +214,7 @@ def stats(target: Target, name: str | None, as_json: bool) -> None:
 
 def message_count(stats: QueueStats) -> int:
     """How many messages a queue holds, in whatever state."""
-    return stats.ready + stats.delayed + stats.leased
+    return stats.ready + stats.delayed + stats.leased + stats.blocked
 
 
 def print_queue(queue: Queue, as_json: bool) -> None:
@@ -212,7 +226,7 @@ def print_queue(queue: Queue, as_json: bool) -> None:
 
 def print_queues(queues: list[Queue]) -> None:
     print_table(
-        ["queue", "paused", "lease", "max_read_ct", "retention", "created"],
+        ["queue", "paused", "lease", "max_read_ct", "retention", "limits", "created"],
         (
             (
                 q.queue_name,
@@ -220,6 +234,7 @@ def print_queues(queues: list[Queue]) -> None:
                 f"{q.lease:g} s",
                 q.max_read_ct,
                 as_duration(q.retention),
+                limits_of(q),
                 q.created_at,
             )
             for q in queues
@@ -228,9 +243,18 @@ def print_queues(queues: list[Queue]) -> None:
     )
 
 
+def limits_of(queue: Queue) -> str | None:
+    limits = {
+        "in flight": queue.max_in_flight,
+        "in flight per key": queue.max_in_flight_per_key,
+        f"in {queue.rate.period:g} s" if queue.rate else "": queue.rate and queue.rate.limit,
+    }
+    return ", ".join(f"{n} {what}" for what, n in limits.items() if n is not None) or None
+
+
 def print_stats(stats: list[QueueStats]) -> None:
     print_table(
-        ["queue", "paused", "ready", "delayed", "leased", "oldest", *ArchiveReason],
+        ["queue", "paused", "ready", "delayed", "leased", "blocked", "oldest", *ArchiveReason],
         (
             (
                 s.queue,
@@ -238,6 +262,7 @@ def print_stats(stats: list[QueueStats]) -> None:
                 s.ready,
                 s.delayed,
                 s.leased,
+                s.blocked,
                 as_duration(s.oldest_age),
                 *(s.archived.get(reason, 0) for reason in ArchiveReason),
             )

@@ -76,11 +76,51 @@ def copy(urls: str) -> None:
     say("done")
 
 
+def enqueue_keys(url: str) -> None:
+    """For each queue named on stdin: enqueue messages whose keys others use too."""
+    keys = [f"key {n}" for n in range(20)]
+    with pgqrs.Store(url) as store:
+        say("ready")
+        for line in sys.stdin:
+            producer = store.producer(line.strip())
+            random.shuffle(keys)
+            ids = dict(zip(keys, producer.enqueue_many(keys[:10], keys=keys[:10]), strict=False))
+            ids |= {key: producer.enqueue(key, key=key) for key in keys[10:]}
+            say({key: [id, id.created] for key, id in ids.items()})
+
+
+def drain_and_log(url: str) -> None:
+    """For each `queue:number` on stdin: take part until so many are done, and say what was done when.
+
+    A message ends in the log before it is acked, and begins after it was claimed: what overlaps in
+    the log overlapped.
+    """
+    with pgqrs.Store(url) as store:
+        say("ready")
+        for line in sys.stdin:
+            queue, _, number = line.strip().partition(":")
+            say(_work_and_log(store, queue, int(number)))
+
+
+def _work_and_log(store: pgqrs.Store, queue: str, number: int) -> list[Any]:
+    log: list[Any] = []
+    with store.consumer(queue, lease=600) as consumer:
+        while store.admin().queue_stats(queue).archived["completed"] < number:
+            claimed = consumer.dequeue(random.randint(1, 4))
+            log += [[time.monotonic(), "begin", *m.payload, m.key] for m in claimed]
+            time.sleep(random.random() / 500)
+            log += [[time.monotonic(), "end", *m.payload, m.key] for m in claimed]
+            consumer.ack_many(claimed)
+    return log
+
+
 if __name__ == "__main__":
     {
         "buffer": buffer,
         "copy": copy,
         "drain": drain,
+        "drain_and_log": drain_and_log,
+        "enqueue_keys": enqueue_keys,
         "hold": hold,
         "enqueue_forever": enqueue_forever,
     }[sys.argv[1]](sys.argv[2])

@@ -26,7 +26,6 @@ from pgqrs.testing.conformance.harness import Harness
 from pgqrs.testing.portal import Portal, Synced
 from tests.conftest import create_database
 
-
 EMPTIED = [name for name in Base.metadata.tables if name != "pgqrs_schema_history"]
 
 
