@@ -6,8 +6,8 @@ from alembic import op
 from pgqrs.schema import forget, is_applied, record, schema_of
 from pgqrs.sqltypes import BigId, Json, Seconds, Small, UTCDateTime
 
-revision = "pgqrs_0006"
-down_revision = "pgqrs_0005"
+revision = "pgqrs_0007"
+down_revision = "pgqrs_0006"
 branch_labels = None
 depends_on = None
 
