@@ -5,6 +5,7 @@ messages are claimed, which is timed, and given back, so that the next claim fin
 waits for the disk, which would cost both the same and hide the difference. What PostgreSQL's
 autovacuum does now and then is done between rounds.
 
+`flat-grouped` compares messages without groups with many more in groups, of which one is stuck.
 `flat-burst` is different: in both the queue is full, but in the second one the consumer has polled
 it while it was empty, and no statistics were gathered since.
 """
@@ -19,7 +20,7 @@ from statistics import median
 
 from benchmarks.driver import LEASE, QUEUE, Backend
 from benchmarks.report import Result
-from benchmarks.sites import MakeSite, Site
+from benchmarks.sites import IN_A_GROUP, MakeSite, Site
 
 COLUMNS = ("few, µs", "many, µs")
 TARGET = 1.3
@@ -27,6 +28,7 @@ CLAIMED = 10
 READY = 10_000
 """Messages to claim from, where their number is not what varies."""
 LEASED = 10_000
+GROUPED = 100_000
 BURST = 100_000
 POLLS = 20
 """How often an idle consumer looks: enough for prepared statements to have settled on a plan."""
@@ -50,7 +52,10 @@ QUICK = Sizes(rounds=5, claims=30, few=10_000, many=100_000)
 
 def names(backend: Backend) -> list[str]:
     """All benchmarks of this file."""
-    return ["flat-ready", "flat-delayed", "flat-archived", "flat-leased", "flat-burst"]
+    return [
+        *("flat-ready", "flat-delayed", "flat-archived", "flat-leased"),
+        *("flat-grouped", "flat-burst"),
+    ]
 
 
 def measure(
@@ -75,6 +80,10 @@ def _pair(name: str, make_site: MakeSite, sizes: Sizes) -> tuple[str, _Subject, 
         full = {"ready": BURST}
         label = f"{name} {_short(BURST)}"
         return label, _Subject(here, full), _Subject(there, full, polled_before=True)
+    if state == "grouped":
+        few, many = {"ready": READY}, {"grouped": GROUPED}
+        label = f"{name} {_short(READY)} → {_short(GROUPED)} in {_short(GROUPED // IN_A_GROUP)}"
+        return label, _Subject(here, few), _Subject(there, many)
     few, many = (0, LEASED) if state == "leased" else (sizes.few, sizes.many)
     return (
         f"{name} {_short(few)} → {_short(many)}",

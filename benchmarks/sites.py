@@ -33,6 +33,21 @@ _ARCHIVED = """
     FROM pgqrs_queues AS q, {rows}"""
 
 
+_GROUPED = """
+    INSERT INTO pgqrs_messages (queue_id, priority, ready, blocked, group_key, vt, read_ct,
+        released_ct, enqueued_at, payload)
+    SELECT q.id, 0, {first}, CASE WHEN {first} THEN 0 ELSE 1 END, 'group ' || (n % {groups}),
+        {now}, 0, 0, {now}, {payload}
+    FROM pgqrs_queues AS q, {rows}"""
+_GROUPS = """
+    INSERT INTO pgqrs_groups (queue_id, group_key)
+    SELECT q.id, 'group ' || (n - 1) FROM pgqrs_queues AS q, {rows}"""
+_STUCK = """
+    UPDATE pgqrs_messages SET ready = {no}, vt = {later}, read_ct = 1, consumer_worker_id = 1
+    WHERE id = (SELECT min(id) FROM pgqrs_messages WHERE group_key IS NOT NULL)"""
+IN_A_GROUP = 10
+
+
 class Site(ABC):
     """One database with an empty queue."""
 
@@ -46,8 +61,16 @@ class Site(ABC):
             admin.install()
             admin.create_queue(QUEUE)
 
-    def fill(self, *, ready: int = 0, delayed: int = 0, leased: int = 0, archived: int = 0) -> None:
-        """Add so many rows in each state."""
+    def fill(
+        self,
+        *,
+        ready: int = 0,
+        delayed: int = 0,
+        leased: int = 0,
+        archived: int = 0,
+        grouped: int = 0,
+    ) -> None:
+        """Add so many rows in each state. Of `grouped`, ten are in a group, and one group is stuck."""
         now, later = self._words["now"], self._words["later"]
         unheld = {"read_ct": "0", "dequeued_at": "NULL", "worker": "NULL"}
         held = {"read_ct": "1", "dequeued_at": now, "worker": "1"}
@@ -56,6 +79,11 @@ class Site(ABC):
         self._insert(_MESSAGE, delayed, ready=no, vt=later, **unheld)
         self._insert(_MESSAGE, leased, ready=no, vt=later, **held)
         self._insert(_ARCHIVED, archived)
+        groups = grouped // IN_A_GROUP
+        self._insert(_GROUPED, grouped, first=f"n <= {groups}", groups=str(groups))
+        self._insert(_GROUPS, groups)
+        if groups:
+            self.run(_STUCK.format(no=no, later=later.replace("n ", "1 ")))
 
     def _insert(self, statement: str, n: int, **values: str) -> None:
         if n:
@@ -113,13 +141,13 @@ class PostgresSite(Site):
         super().__init__()
 
     def empty(self) -> None:
-        self.run("TRUNCATE pgqrs_messages, pgqrs_archive")
+        self.run("TRUNCATE pgqrs_messages, pgqrs_archive, pgqrs_groups")
 
     def flush(self) -> None:
         self.run("CHECKPOINT")
 
     def settle(self) -> None:
-        self.run("VACUUM (ANALYZE) pgqrs_messages, pgqrs_archive")
+        self.run("VACUUM (ANALYZE) pgqrs_messages, pgqrs_archive, pgqrs_groups")
         super().settle()
 
     def store_without_fsync(self) -> Store:
@@ -161,6 +189,7 @@ class SqliteSite(Site):
     def empty(self) -> None:
         self.run("DELETE FROM pgqrs_messages")
         self.run("DELETE FROM pgqrs_archive")
+        self.run("DELETE FROM pgqrs_groups")
 
     def flush(self) -> None:
         self.run("PRAGMA wal_checkpoint(TRUNCATE)")
