@@ -121,3 +121,33 @@ def test_ending_claims_finds_messages_by_id(store: pgqrs.Store) -> None:
         ):
             plan = explained(store, end)
             assert reads_by_index(plan), plan
+
+
+def test_groups_and_keys_find_messages_by_index(store: pgqrs.Store) -> None:
+    names = [f"group {n % 50}" for n in range(500)]
+    producer = store.producer("tasks")
+    producer.enqueue_many(range(500), groups=names, keys=map(str, range(500)))
+    plan = explained(store, lambda: producer.enqueue(1, group="group 1", key="499"))
+    assert reads_by_index(plan), plan
+    plan = explained(store, lambda: producer.enqueue(1, group="group 1", key="new"))
+    assert reads_by_index(plan), plan
+    assert "ix_pgqrs_messages_group" in plan
+    with store.consumer("tasks") as consumer:
+        held = next(message for message in consumer.dequeue(30_000) if message.group)
+        plan = explained(store, lambda: consumer.ack(held))
+    assert reads_by_index(plan), plan
+    assert "ix_pgqrs_messages_group" in plan
+
+
+def test_claims_from_a_queue_with_limits_find_messages_by_index(store: pgqrs.Store) -> None:
+    store.admin().configure_queue(
+        "tasks", max_in_flight=500, max_in_flight_per_key=2, rate=pgqrs.Rate(1000)
+    )
+    keys = [f"key {n % 5}" for n in range(100)]
+    store.producer("tasks").enqueue_many(range(100), keys=keys, unique=None, priority=9)
+    with store.consumer("tasks") as consumer:
+        held = consumer.dequeue(20)
+        consumer.ack_many(held)
+        plan = explained(store, lambda: consumer.dequeue(20))
+    assert reads_by_index(plan), plan
+    assert "ix_pgqrs_messages_parked" in plan
