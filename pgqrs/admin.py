@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -13,11 +14,17 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from pgqrs import moving
-from pgqrs.errors import InvalidArgument, MessageNotFound, QueueNotFound, WorkerNotFound
+from pgqrs.errors import (
+    InvalidArgument,
+    MessageNotFound,
+    NotSupported,
+    QueueNotFound,
+    WorkerNotFound,
+)
 from pgqrs.matching import ANYTHING, ArchiveFilter, archive_filter, reasons
 from pgqrs.moving import CopiedTable, Opened, Progress
 from pgqrs.repositories import archive, dequeue, messages, queues, stats, workers
-from pgqrs.stores import Database, Work
+from pgqrs.stores import Database, Remote, Work
 from pgqrs.types import (
     ArchivedMessage,
     ArchiveReason,
@@ -26,6 +33,8 @@ from pgqrs.types import (
     Queue,
     QueueStats,
     Rate,
+    S3State,
+    S3Stats,
     WorkerInfo,
     WorkerStatus,
     seconds,
@@ -356,6 +365,44 @@ class Admin:
             raise QueueNotFound(queue)
         return found[0]
 
+    # The object in S3
+
+    def pull_from_s3(self) -> bool:
+        """Take over what others uploaded. Returns whether there was anything.
+
+        In local mode nothing is taken over while there are local writes to upload.
+        """
+        return self._remote("pull_from_s3").pull()
+
+    def batch_operations(self, operations: Iterable[Work[Any]]) -> int:
+        """Keep operations for the next `flush_to_s3`. Returns how many wait for it now.
+
+        An operation is a function over a connection, such as
+        `lambda c: store.using(c).enqueue("tasks", 1)`. It may be run more than once.
+        """
+        return self._remote("batch_operations").submit(operations)
+
+    def flush_to_s3(self) -> list[Any]:
+        """Run the operations and upload, in one go. When that lost a race, start over from what is
+        in the bucket now.
+
+        Returns what each operation returned; for one that failed alone, its error. If this raises,
+        the operations still wait.
+        """
+        return self._remote("flush_to_s3").flush()
+
+    def s3_state(self) -> S3State:
+        """How the local copy and the object differ just now. Changes neither."""
+        return self._remote("s3_state").state()
+
+    def s3_stats(self) -> S3Stats:
+        """What was sent and fetched since the store was opened."""
+        return self._remote("s3_stats").stats()
+
+    def snapshot(self, path: str | Path) -> None:
+        """Write the database, as reads see it, to a SQLite file of its own."""
+        self._remote("snapshot").snapshot(Path(path))
+
     def close(self) -> None:
         """Nothing to let go of; here so that it reads like a consumer."""
 
@@ -364,6 +411,11 @@ class Admin:
         return self._database.write(
             lambda c: queues.configure(c, name, now=now, **settings), repeatable=True
         )
+
+    def _remote(self, operation: str) -> Remote:
+        if self._database.remote is None:
+            raise NotSupported(operation, self._database.backend_name)
+        return self._database.remote
 
     def _find_archived(
         self, queue: str, chosen: ArchiveFilter, *, replayed: bool, size: int, after: int

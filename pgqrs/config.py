@@ -6,10 +6,12 @@ Also the one place that understands the URLs pgqrs accepts.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import platformdirs
 from sqlalchemy import URL, make_url
@@ -19,10 +21,12 @@ from pgqrs.errors import InvalidConfig
 
 ACCEPTED = (
     "sqlite:///relative.db, sqlite:////absolute.db, sqlite://./relative.db, sqlite:relative.db, "
-    "sqlite::memory:, postgresql://…, postgres://…, postgresql+psycopg://…"
+    "sqlite::memory:, postgresql://…, postgres://…, postgresql+psycopg://…, s3://bucket/key"
 )
 JOURNAL_MODES = ("WAL", "DELETE", "TRUNCATE", "PERSIST", "MEMORY", "OFF")
 SYNCHRONOUS = ("OFF", "NORMAL", "FULL", "EXTRA")
+S3_MODES = ("durable", "local")
+S3_KEY = "pgqrs.sqlite"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +58,23 @@ class Config:
     sqlite_journal_mode: str = "WAL"
     sqlite_synchronous: str = "FULL"
     sqlite_busy_timeout: float = 5.0
+    s3_mode: str = "durable"
+    """`durable`: a write returns once it is in the bucket; `local`: it is uploaded afterwards."""
+    s3_endpoint_url: str | None = None
+    """The server, if it is not Amazon's."""
+    s3_region: str | None = None
+    s3_cache: str | None = None
+    """The directory for local copies, or `:memory:`; None is the platform's cache directory."""
+    s3_sync_interval: float = 1.0
+    """Seconds between uploads in local mode; `inf` leaves every upload to who steps by hand."""
+    s3_max_staleness: float | None = None
+    """Seconds for which what was read from the bucket counts as current; None is 0 in durable mode
+    and 5 in local mode.
+    """
+    s3_timeout: float = 20.0
+    """Seconds to wait for an answer of the bucket."""
+    s3_retry_conflicts: bool = False
+    """Whether a write that lost a race is repeated by itself instead of raising `ConflictError`."""
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -64,7 +85,14 @@ class Config:
             if value not in allowed:
                 raise InvalidConfig(f"{name} is {value!r}; expected one of {', '.join(allowed)}")
             object.__setattr__(self, name, value)
-        for name in ("max_payload_bytes", "max_payload_depth", "max_read_ct", "pool_size", "lease"):
+        if self.s3_mode not in S3_MODES:
+            raise InvalidConfig(
+                f"s3_mode is {self.s3_mode!r}; expected one of {', '.join(S3_MODES)}"
+            )
+        for name in (
+            *("max_payload_bytes", "max_payload_depth", "max_read_ct", "pool_size", "lease"),
+            *("s3_sync_interval", "s3_timeout"),
+        ):
             if not getattr(self, name) > 0:
                 raise InvalidConfig(f"{name} is {getattr(self, name)!r}; expected more than 0")
 
@@ -127,6 +155,8 @@ def parse_dsn(dsn: str) -> URL:
     scheme, separator, _ = dsn.partition("://")
     if separator and scheme in ("postgres", "postgresql", "postgresql+psycopg"):
         return _postgres_url(dsn)
+    if separator and scheme == "s3":
+        return _s3_url(dsn)
     named = f"scheme {scheme!r} is not" if separator else "a URL without a known scheme is not"
     raise InvalidConfig(f"{named} accepted; accepted are: {ACCEPTED}")
 
@@ -139,6 +169,62 @@ def _postgres_url(dsn: str) -> URL:
     if "@" in (url.host or ""):
         raise InvalidConfig("the PostgreSQL URL has two @; write the one in the password as %40")
     return url
+
+
+def _s3_url(dsn: str) -> URL:
+    parts = urlsplit(dsn)
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", parts.netloc):
+        raise InvalidConfig(
+            "an S3 URL is s3://bucket/key; credentials come from the environment or a profile"
+        )
+    try:
+        query = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True))
+    except ValueError as exc:
+        if parts.query:
+            raise InvalidConfig(f"the parameters of the S3 URL cannot be parsed: {exc}") from exc
+        query = {}
+    key = unquote(parts.path).removeprefix("/") or S3_KEY
+    return URL.create("s3", host=parts.netloc, database=key, query=query)
+
+
+@dataclass(frozen=True, kw_only=True)
+class S3Settings:
+    """Where a store in S3 is, and how it behaves: a `Config` with what its URL says on top of it."""
+
+    bucket: str
+    key: str
+    mode: str
+    endpoint_url: str | None
+    region: str | None
+    cache: str | None
+    sync_interval: float
+    max_staleness: float
+    timeout: float
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """The settings of a store whose URL starts with `s3://`."""
+        url = config.url
+        kinds = {f.name: str(f.type) for f in fields(Config) if f.name.startswith("s3_")}
+        changes: dict[str, Any] = {}
+        for name, text in url.query.items():
+            if f"s3_{name}" not in kinds:
+                known = ", ".join(kind.removeprefix("s3_") for kind in kinds)
+                raise InvalidConfig(f"an S3 URL has no parameter {name!r}; there are {known}")
+            changes[f"s3_{name}"] = _parse(name, kinds[f"s3_{name}"], str(text))
+        config = config.with_(**changes)
+        staleness = {"durable": 0.0, "local": 5.0}[config.s3_mode]
+        return cls(
+            bucket=str(url.host),
+            key=str(url.database),
+            mode=config.s3_mode,
+            endpoint_url=config.s3_endpoint_url,
+            region=config.s3_region,
+            cache=config.s3_cache,
+            sync_interval=config.s3_sync_interval,
+            max_staleness=staleness if config.s3_max_staleness is None else config.s3_max_staleness,
+            timeout=config.s3_timeout,
+        )
 
 
 def shown(url: URL) -> str:

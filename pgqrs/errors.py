@@ -328,6 +328,24 @@ class CopyMismatch(PgqrsError):
         self.there = there
 
 
+class StoreDamaged(PgqrsError):
+    """What is stored is not an intact database. Nothing was overwritten."""
+
+    def __init__(self, source: str, problem: str) -> None:
+        super().__init__(f"{source} cannot be used: {problem}; nothing was overwritten")
+        self.source = source
+        self.problem = problem
+
+
+class NotSupported(PgqrsError):
+    """The database of this store does not offer this."""
+
+    def __init__(self, operation: str, backend: str) -> None:
+        super().__init__(f"{operation} is not for a store in {backend}")
+        self.operation = operation
+        self.backend = backend
+
+
 class NotExclusive(PgqrsError):
     """Another process has the SQLite file open."""
 

@@ -364,6 +364,17 @@ class WorkflowEvent(Base):
     """The step that waited for this signal and got it."""
 
 
+class Upload(Base):
+    """In a store that is one object in a bucket: the last upload of each who wrote to it."""
+
+    __tablename__ = "pgqrs_uploads"
+    __table_args__ = ({"sqlite_strict": True},)
+
+    writer: Mapped[str] = mapped_column(Text, primary_key=True)
+    number: Mapped[int] = mapped_column(BigId)
+    uploaded_at: Mapped[datetime] = mapped_column(UTCDateTime)
+
+
 class SchemaHistory(Base):
     """Which revisions were applied here, and from which text."""
 
@@ -386,4 +397,5 @@ schedules = Base.metadata.tables["pgqrs_schedules"]
 workflows = Base.metadata.tables["pgqrs_workflows"]
 workflow_steps = Base.metadata.tables["pgqrs_workflow_steps"]
 workflow_events = Base.metadata.tables["pgqrs_workflow_events"]
+uploads = Base.metadata.tables["pgqrs_uploads"]
 schema_history = Base.metadata.tables["pgqrs_schema_history"]

@@ -8,7 +8,7 @@ import threading
 import time
 from contextlib import suppress
 
-from pgqrs.errors import StoreUnavailable
+from pgqrs.errors import ConflictError, StoreUnavailable
 from pgqrs.repositories import queues, workers
 from pgqrs.stores import Database
 from pgqrs.types import WorkerStatus
@@ -69,7 +69,7 @@ class Presence:
         """Take the row away. If the database is not there, it is purged with the dead ones."""
         id, self.worker_id = self.worker_id, None
         if id is not None:
-            with suppress(StoreUnavailable):
+            with suppress(StoreUnavailable, ConflictError):
                 self._database.write(
                     lambda connection: workers.remove(connection, id),
                     single=True,

@@ -56,7 +56,7 @@ class Store:
 
     @property
     def backend_name(self) -> str:
-        """`sqlite` or `postgres`."""
+        """`sqlite`, `postgres` or `s3`."""
         return self._database.backend_name
 
     @property
@@ -146,7 +146,7 @@ class Store:
         self.close()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({shown(self._database.engine.url)})"
+        return f"{type(self).__name__}({shown(self._database.url)})"
 
 
 def config_from(target: object, settings: dict[str, Any]) -> Config:

@@ -133,6 +133,16 @@ class MissedTicks(StrEnum):
     ALL = "all"
 
 
+class S3State(StrEnum):
+    """How the local copy of a store in S3 and the object in the bucket differ."""
+
+    IN_SYNC = "in_sync"
+    LOCAL_CHANGED = "local_changed"
+    REMOTE_CHANGED = "remote_changed"
+    BOTH_CHANGED = "both_changed"
+    MISSING = "missing"
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """A message in a queue. Who dequeued it holds it until `vt`."""
@@ -315,6 +325,24 @@ class RunEvent:
     name: str
     payload: Any
     created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class S3Stats:
+    """What a store in S3 sent and fetched since it was opened, and how full its database is."""
+
+    puts: int
+    gets: int
+    not_modified: int
+    uploaded_bytes: int
+    downloaded_bytes: int
+    last_upload_bytes: int
+    uploads: int
+    conflicts: int
+    vacuums: int
+    pages: int
+    dead_pages: int
+    set_aside: tuple[str, ...]
 
 
 def seconds(name: str, value: Duration) -> float:

@@ -4,6 +4,7 @@ from pgqrs.aio.admin import AsyncAdmin
 from pgqrs.aio.buffer import AsyncBuffer
 from pgqrs.aio.consumer import AsyncConsumer
 from pgqrs.aio.producer import AsyncProducer
+from pgqrs.aio.s3 import S3Store
 from pgqrs.aio.store import AsyncStore, connect
 from pgqrs.aio.transaction import AsyncTransaction
 from pgqrs.aio.worker import AsyncWorker
@@ -20,5 +21,6 @@ __all__ = [
     "AsyncTransaction",
     "AsyncWorker",
     "AsyncWorkflows",
+    "S3Store",
     "connect",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from pgqrs import moving
@@ -12,6 +13,7 @@ from pgqrs.aio.bridge import Bridge, Facade
 from pgqrs.errors import InvalidArgument
 from pgqrs.matching import ANYTHING
 from pgqrs.moving import CopiedTable, Opened, Progress
+from pgqrs.stores import Work
 from pgqrs.types import (
     ArchivedMessage,
     ArchiveReason,
@@ -20,6 +22,8 @@ from pgqrs.types import (
     Queue,
     QueueStats,
     Rate,
+    S3State,
+    S3Stats,
     WorkerInfo,
 )
 
@@ -298,3 +302,31 @@ class AsyncAdmin(Facade):
     async def queue_stats(self, queue: str) -> QueueStats:
         """What one queue holds now."""
         return await self._bridge.run(self._sync.queue_stats, queue)
+
+    # The object in S3
+
+    async def pull_from_s3(self) -> bool:
+        """Take over what others uploaded. Returns whether there was anything."""
+        return await self._bridge.run(self._sync.pull_from_s3)
+
+    async def batch_operations(self, operations: Iterable[Work[Any]]) -> int:
+        """Keep operations for the next `flush_to_s3`. Returns how many wait for it now."""
+        return await self._bridge.run(self._sync.batch_operations, operations)
+
+    async def flush_to_s3(self) -> list[Any]:
+        """Run the operations and upload, in one go. When that lost a race, start over from what is
+        in the bucket now.
+        """
+        return await self._bridge.run(self._sync.flush_to_s3)
+
+    async def s3_state(self) -> S3State:
+        """How the local copy and the object differ just now. Changes neither."""
+        return await self._bridge.run(self._sync.s3_state)
+
+    async def s3_stats(self) -> S3Stats:
+        """What was sent and fetched since the store was opened."""
+        return await self._bridge.run(self._sync.s3_stats)
+
+    async def snapshot(self, path: str | Path) -> None:
+        """Write the database, as reads see it, to a SQLite file of its own."""
+        await self._bridge.run(self._sync.snapshot, path)

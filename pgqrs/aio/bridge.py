@@ -29,7 +29,6 @@ from pgqrs.errors import StoreClosed
 
 P = ParamSpec("P")
 T = TypeVar("T")
-THREADS = 32
 
 
 class Bridge(ABC):
@@ -77,9 +76,9 @@ class GreenletBridge(Bridge):
 class ThreadBridge(Bridge):
     has_threads = True
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int) -> None:
         super().__init__()
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="pgqrs")
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="pgqrs")
         self._closed = False
 
     async def run(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -47,7 +47,7 @@ class AsyncStore(Facade):
 
     @property
     def backend_name(self) -> str:
-        """`sqlite` or `postgres`."""
+        """`sqlite`, `postgres` or `s3`."""
         return self._database.backend_name
 
     @property
@@ -146,7 +146,7 @@ class AsyncStore(Facade):
             self._bridge.close()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({shown(self._database.engine.url)})"
+        return f"{type(self).__name__}({shown(self._database.url)})"
 
 
 async def connect(
@@ -169,7 +169,7 @@ def _bridged(
     options: dict[str, Any] = {"clock": clock}
     if engine is None:
         if not kind.supports_async_engine:
-            return ThreadBridge(), open_database(config, None, **options)
+            return ThreadBridge(kind.bridge_threads), open_database(config, None, **options)
         engine = create_async_engine(config.url, **kind.engine_options(config))
         options["owned"] = True
     options |= {"sleep": loop_sleep, "write_lock": LoopLock()}

@@ -9,13 +9,14 @@ from sqlalchemy import Engine
 
 from pgqrs.config import Config
 from pgqrs.errors import InvalidConfig
-from pgqrs.stores.base import Database, Work
+from pgqrs.stores.base import Database, Remote, Work
 
-__all__ = ["Database", "Work", "database_class", "open_database"]
+__all__ = ["Database", "Remote", "Work", "database_class", "open_database"]
 
 DATABASES = {
     "sqlite": ("pgqrs.stores.sqlite", "SqliteDatabase"),
     "postgresql": ("pgqrs.stores.postgres", "PostgresDatabase"),
+    "s3": ("pgqrs.stores.s3", "S3Database"),
 }
 """By the name URLs start with. Imported when first used: drivers are slow to import."""
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
@@ -24,19 +25,36 @@ from pgqrs.config import Config
 from pgqrs.drivers import join_transaction
 from pgqrs.errors import (
     CommitUncertain,
+    ConflictError,
     SchemaNotInstalled,
     StoreClosed,
     StoreUnavailable,
     UpgradeRequired,
 )
 from pgqrs.stores.wakeups import RESULTS, Wakeups
-from pgqrs.types import ConcurrencyModel
+from pgqrs.types import ConcurrencyModel, S3State, S3Stats
 
 if TYPE_CHECKING:
     from pgqrs.stores.results import ResultWatch
 
 T = TypeVar("T")
 Work = Callable[[Connection], T]
+
+
+class Remote(Protocol):
+    """What a database offers that is only a copy of something elsewhere."""
+
+    def pull(self) -> bool: ...
+
+    def submit(self, operations: Iterable[Work[Any]]) -> int: ...
+
+    def flush(self) -> list[Any]: ...
+
+    def state(self) -> S3State: ...
+
+    def stats(self) -> S3Stats: ...
+
+    def snapshot(self, path: Path) -> None: ...
 
 
 class Database(ABC):
@@ -52,6 +70,8 @@ class Database(ABC):
     """Whether async access is best through an `AsyncEngine`, and not through threads."""
     supports_notify: ClassVar[bool] = False
     """Whether the database itself tells other processes of a new message."""
+    bridge_threads: ClassVar[int] = 32
+    """How many threads async access takes at most, where it is through threads."""
     supports_server_time: ClassVar[bool] = False
     """Whether the database tells the time, so that `now` may be None."""
 
@@ -84,6 +104,16 @@ class Database(ABC):
     def is_shared(self) -> bool:
         """Whether it can be opened once more by its URL."""
         return True
+
+    @property
+    def remote(self) -> Remote | None:
+        """The object in a bucket, if this database is a copy of one."""
+        return None
+
+    @property
+    def url(self) -> URL:
+        """What the store is on, to be shown."""
+        return self.engine.url
 
     @abstractmethod
     def now(self) -> datetime | None:
@@ -121,11 +151,13 @@ class Database(ABC):
         single: bool = False,
         repeatable: bool = False,
         needs_schema: bool = True,
+        probe: bool = False,
     ) -> T:
         """Run a work and commit it.
 
         `single` promises that the work is one statement, which may then commit itself. `repeatable`
-        promises that the work may be run again even after it was committed.
+        promises that the work may be run again even after it was committed. `probe` says that it
+        often finds nothing to do: where writing is dear, that is found out first.
         """
         self._check(needs_schema)
         return self._persist(lambda: self._write(work, single), repeatable=repeatable)
@@ -232,7 +264,7 @@ class Database(ABC):
                 return False
             if isinstance(error, CommitUncertain):
                 return repeatable
-            return self.is_transient(error)
+            return self.is_transient(error) or (repeatable and isinstance(error, ConflictError))
 
         try:
             return attempt()
@@ -251,7 +283,7 @@ class Database(ABC):
                 sleep=self._sleep,
                 reraise=True,
             )(attempt)
-        except CommitUncertain:
+        except (CommitUncertain, ConflictError):
             raise
         except Exception as exc:
             if not self.is_transient(exc):

@@ -21,16 +21,18 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
+from pgqrs.repositories.hot import run
+
 T = TypeVar("T")
 MOST_AT_ONCE = 256
 
 
-class _Ticket:
+class Ticket:
     """One work in the queue, and what became of it."""
 
     __slots__ = ("_settled", "alone", "error", "leads", "result", "work")
 
-    def __init__(self, work: Callable[[Connection], Any], *, alone: bool) -> None:
+    def __init__(self, work: Callable[[Connection], Any], *, alone: bool = False) -> None:
         self.work = work
         self.alone = alone
         self.result: Any = None
@@ -56,14 +58,14 @@ class _Ticket:
 
     def run_guarded(self, connection: Connection) -> None:
         """In a savepoint: an error is this ticket's alone."""
-        savepoint = connection.begin_nested()
+        # Not SQLAlchemy's: those cost as much as a small work.
+        run(connection, "SAVEPOINT pgqrs_work", {})
         try:
             self.run(connection)
         except Exception as exc:
-            savepoint.rollback()
+            run(connection, "ROLLBACK TO pgqrs_work", {})
             self.error = exc
-        else:
-            savepoint.commit()
+        run(connection, "RELEASE pgqrs_work", {})
 
 
 class GroupCommit:
@@ -72,7 +74,7 @@ class GroupCommit:
     def __init__(self, transaction: Callable[[], AbstractContextManager[Connection]]) -> None:
         self._transaction = transaction
         self._lock = threading.Lock()
-        self._waiting: deque[_Ticket] = deque()
+        self._waiting: deque[Ticket] = deque()
         self._somebody_leads = False
 
     def submit(self, work: Callable[[Connection], T], *, alone: bool = False) -> T:
@@ -80,7 +82,7 @@ class GroupCommit:
 
         One that is `alone` shares its transaction with nobody, and is never run twice.
         """
-        ticket = _Ticket(work, alone=alone)
+        ticket = Ticket(work, alone=alone)
         with self._lock:
             self._waiting.append(ticket)
             ticket.leads = not self._somebody_leads
@@ -92,7 +94,7 @@ class GroupCommit:
         result: T = ticket.outcome()
         return result
 
-    def _wait(self, ticket: _Ticket) -> None:
+    def _wait(self, ticket: Ticket) -> None:
         try:
             ticket.wait()
         except BaseException:  # interrupted: leave the queue, and do not keep others waiting in it
@@ -126,7 +128,7 @@ class GroupCommit:
             else:
                 self._somebody_leads = False
 
-    def _commit(self, group: list[_Ticket]) -> None:
+    def _commit(self, group: list[Ticket]) -> None:
         committing = False
         try:
             with self._transaction() as connection:

@@ -41,6 +41,22 @@ OLDEST = (3, 38, 0)
 """RETURNING, STRICT, UPDATE … FROM and JSON built in."""
 _SYNCHRONOUS = {"OFF": 0, "NORMAL": 1, "FULL": 2, "EXTRA": 3}
 _TAKE_WRITE_LOCK = delete(queues).where(false())
+Marks = tuple[int, int]
+
+
+def marks(connection: Connection) -> Marks:
+    """Two numbers; one of them moves when this connection changes anything."""
+    ((changes,),) = run(connection, "SELECT total_changes()", {})
+    ((version,),) = run(connection, "PRAGMA schema_version", {})
+    return changes, version
+
+
+class _Undo(Exception):
+    """Ends a work that was only tried out."""
+
+    def __init__(self, changed: bool, result: Any) -> None:
+        self.changed = changed
+        self.result = result
 
 
 class SqliteDatabase(Database):
@@ -84,7 +100,7 @@ class SqliteDatabase(Database):
 
     @property
     def is_shared(self) -> bool:
-        return not self._in_memory
+        return not self.in_memory
 
     def now(self) -> datetime:
         return (self.clock or SystemClock()).now()
@@ -125,11 +141,35 @@ class SqliteDatabase(Database):
             driver.rollback()
             raise
         finally:
-            if self._in_memory:  # the only connection there is: others may want to read
+            if self.in_memory:  # the only connection there is: others may want to read
                 connection.close()
 
+    def try_out(self, work: Work[T]) -> tuple[bool, T]:
+        """Whether a work would change anything, and what it would return. Nothing is changed."""
+
+        def tried(connection: Connection) -> None:
+            before = marks(connection)
+            result = work(connection)
+            raise _Undo(marks(connection) != before, result)
+
+        try:
+            self.write(tried, needs_schema=False)
+        except _Undo as undone:
+            return undone.changed, undone.result
+        raise AssertionError("a work that is tried out never ends well")
+
+    @contextmanager
+    def raw_connection(self) -> Iterator[sqlite3.Connection]:
+        """The driver's own connection, for what SQLite offers beyond SQL: backup, serialize."""
+        fairy = self._quiet.raw_connection()
+        try:
+            driver: Any = fairy.driver_connection
+            yield driver
+        finally:
+            fairy.close()
+
     def _writing_connection(self) -> Connection:
-        if self._in_memory:
+        if self.in_memory:
             return self._quiet.connect()
         if self._writer is None or self._writer.invalidated or self._writer_pid != os.getpid():
             self._writer = self._quiet.connect()
@@ -137,7 +177,8 @@ class SqliteDatabase(Database):
         return self._writer
 
     @property
-    def _in_memory(self) -> bool:
+    def in_memory(self) -> bool:
+        """Whether it is gone when it is closed."""
         return self._engine.url.database in (None, "", ":memory:")
 
     def close(self) -> None:
@@ -174,7 +215,7 @@ class SqliteDatabase(Database):
     def verify_exclusive_access(self) -> None:
         """Raise `NotExclusive` if anyone else has the file open. Call it while this store is idle."""
         path = self._engine.url.database
-        if path is None or self._in_memory:
+        if path is None or self.in_memory:
             return
         if not self.owned:
             raise InvalidConfig("open the store by URL for this: an engine of yours stays open")

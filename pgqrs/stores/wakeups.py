@@ -62,10 +62,14 @@ class Sentry(ABC):
 
     def stop(self) -> None:
         if self._thread is not None:
-            self._stop.set()
-            self._wanted.set()
+            self.stop_soon()
             self._thread.join()
             self._thread = None
+
+    def stop_soon(self) -> None:
+        """Without waiting for it: also from within a garbage collection."""
+        self._stop.set()
+        self._wanted.set()
 
 
 class Wakeups:

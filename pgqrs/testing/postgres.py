@@ -40,7 +40,7 @@ class LocalPostgres:
         self._directory = Path(tempfile.mkdtemp(prefix="pgqrs-postgres-"))
         self._identity = _identity_for_postgres(self._directory)
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = _free_port()
+        self.port = free_port()
         self._initdb()
 
     @property
@@ -141,7 +141,8 @@ def _identity_for_postgres(directory: Path) -> tuple[list[str], dict[str, Any]]:
     return [], {"user": "nobody"}
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

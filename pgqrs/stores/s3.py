@@ -1,0 +1,210 @@
+"""One SQLite database as one object in a bucket, shared by any number of hosts.
+
+The database of a store is a *replica* of the object, in one of two modes: see `durable` and
+`local`. This module makes it look like any other database, and sees to its end: the replica knows
+nothing of the store, so a store that nobody uses any more is garbage collected, and takes its
+replica, with its thread and its files, along. In local mode what was not uploaded by then still is,
+also when the interpreter exits.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Self
+
+from sqlalchemy import URL, Engine
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from pgqrs.clock import Clock, SystemClock
+from pgqrs.config import Config, S3Settings
+from pgqrs.errors import ConflictError, InvalidConfig
+from pgqrs.stores.application import async_application_engine
+from pgqrs.stores.base import Database, T, Work
+from pgqrs.stores.durable import DurableReplica
+from pgqrs.stores.local import LocalReplica
+from pgqrs.stores.objects import Unreachable
+from pgqrs.stores.replica import OPEN, Replica
+from pgqrs.stores.wakeups import Sentry, Wakeups
+from pgqrs.types import ConcurrencyModel, S3State, S3Stats
+
+MODES: dict[str, type[Replica]] = {"durable": DurableReplica, "local": LocalReplica}
+
+
+class S3Database(Database):
+    """A database that is an object in a bucket."""
+
+    backend_name = "s3"
+    concurrency_model = ConcurrencyModel.MULTI_PROCESS
+    bridge_threads = 256  # they only wait, and who waits together shares an upload
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        engine: Engine | None = None,
+        clock: Clock | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        write_lock: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        if engine is not None:
+            raise InvalidConfig("a store in S3 is opened by URL, not by an engine")
+        if config.schema is not None:
+            raise InvalidConfig("SQLite has no schemas; use another key instead")
+        settings = S3Settings.of(config)
+        sentry = ObjectSentry()
+        wakeups = Wakeups(sentry)
+        self.replica = MODES[settings.mode](
+            config,
+            settings,
+            now=(clock or SystemClock()).now,
+            changed=lambda: wakeups.ring(None),
+        )
+        sentry.refresh = self.replica.refresh
+        super().__init__(config, clock=clock, sleep=sleep, write_lock=write_lock)
+        self.wakeups = wakeups
+        self._pid = os.getpid()
+        self._async_engine: AsyncEngine | None = None
+        self._url = URL.create("s3", host=settings.bucket, database=settings.key)
+        self._end = weakref.finalize(self, _abandon, self.replica, sentry, self._pid)
+        self._end.atexit = False
+
+    @property
+    def url(self) -> URL:
+        return self._url
+
+    @property
+    def engine(self) -> Engine:
+        return self.replica.engine
+
+    @property
+    def async_engine(self) -> AsyncEngine:
+        """The same for asyncio; needs aiosqlite."""
+        if self._async_engine is None:
+            database = self.replica.databases[0]
+            self._async_engine = async_application_engine(database, self.replica)
+        return self._async_engine
+
+    def now(self) -> datetime:
+        return (self.clock or SystemClock()).now()
+
+    def write(
+        self,
+        work: Work[T],
+        *,
+        single: bool = False,
+        repeatable: bool = False,
+        needs_schema: bool = True,
+        probe: bool = False,
+    ) -> T:
+        self._check(needs_schema)
+        return self._persist(lambda: self.replica.write(work, probe=probe), repeatable=repeatable)
+
+    def _read(self, work: Work[T]) -> T:
+        return self.replica.read(work)
+
+    def _write(self, work: Work[T], single: bool) -> T:
+        return self.replica.write(work)
+
+    def is_transient(self, error: BaseException) -> bool:
+        if isinstance(error, ConflictError):
+            return self.config.s3_retry_conflicts
+        return isinstance(error, Unreachable)
+
+    def _check(self, needs_schema: bool) -> None:
+        if self._pid != os.getpid():
+            raise InvalidConfig("this store was opened before a fork; open one in this process")
+        super()._check(needs_schema)
+
+    @property
+    def _schema_is_there(self) -> bool:
+        return self.replica.schema_is_there
+
+    @_schema_is_there.setter
+    def _schema_is_there(self, found: bool) -> None:
+        self.replica.schema_is_there = found
+
+    # What is special about an object in a bucket
+
+    @property
+    def remote(self) -> Self:
+        return self
+
+    def pull(self) -> bool:
+        return self._remotely(self.replica.refresh)
+
+    def submit(self, operations: Iterable[Work[Any]]) -> int:
+        self._check(needs_schema=False)
+        return self.replica.submit(operations)
+
+    def flush(self) -> list[Any]:
+        return self._remotely(self.replica.flush)
+
+    def state(self) -> S3State:
+        return self._remotely(self.replica.state)
+
+    def stats(self) -> S3Stats:
+        self._check(needs_schema=False)
+        return self.replica.stats()
+
+    def snapshot(self, path: Path) -> None:
+        self._remotely(lambda: self.replica.snapshot(path))
+
+    def _remotely(self, call: Callable[[], T]) -> T:
+        self._check(needs_schema=False)
+        return self._persist(call, repeatable=False)
+
+    def close(self) -> None:
+        if self.closed or not self._end.alive:
+            return
+        self.closed = True
+        self._end.detach()
+        self.wakeups.close()
+        if self._pid == os.getpid():
+            self.replica.close()
+
+
+class ObjectSentry(Sentry):
+    """Looks at the object from time to time; a look that finds nothing new is a conditional GET."""
+
+    EVERY = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refresh: Callable[[], bool] = lambda: False
+
+    @property
+    def hears(self) -> bool:
+        return True
+
+    def run(self) -> None:
+        while not self._stop.wait(self.EVERY):
+            self._wanted.wait()
+            try:
+                self.refresh()  # rings by itself
+            except Exception:  # who waits also looks by itself, and gets the error
+                continue
+
+
+def _abandon(replica: Replica, sentry: Sentry, pid: int) -> None:
+    """Nobody uses the store any more. This may run in any thread: it must not wait."""
+    if pid != os.getpid():
+        return
+    sentry.stop_soon()
+    if replica.task.runs:
+        replica.task.stop(finish=True)
+    else:
+        replica.release()
+
+
+@atexit.register
+def _close_all() -> None:
+    for replica in list(OPEN):
+        if replica.pid == os.getpid() and not replica.closed:
+            replica.close_in_a_hurry()
