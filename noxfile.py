@@ -13,7 +13,16 @@ nox.needs_version = ">=2024.10"
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.error_on_missing_interpreters = False
 nox.options.stop_on_first_error = False
-nox.options.sessions = ["lint", "tests", "lowest", "pythons", "old-postgres", "pgbouncer", "build"]
+nox.options.sessions = [
+    "lint",
+    "tests",
+    "lowest",
+    "pythons",
+    "old-postgres",
+    "pgbouncer",
+    "s3",
+    "build",
+]
 
 # Pythons that pyenv has but does not put on the path.
 PYENV = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
@@ -28,7 +37,7 @@ BACKENDS = ("tests/conformance", "tests/migrations", "tests/faults")
 
 def install(session: nox.Session, *groups: str) -> None:
     """The project as it is in the checkout, and the tools of these groups."""
-    session.install("-e", ".", *nox.project.dependency_groups(PROJECT, *groups))
+    session.install("-e", ".[s3]", *nox.project.dependency_groups(PROJECT, *groups))
 
 
 @nox.session
@@ -91,6 +100,16 @@ def pgbouncer(session: nox.Session) -> None:
         session.run("apt-get", "install", "-y", "-qq", "pgbouncer", external=True)
     install(session, "test")
     session.run("pytest", "tests/acceptance/test_pgbouncer.py", *session.posargs)
+
+
+@nox.session
+def s3(session: nox.Session) -> None:
+    """Stores in S3 on a second server, and the processes that fight over an object for a minute."""
+    install(session, "test")
+    env = {"PGQRS_TEST_S3": "seaweedfs", "PGQRS_TEST_S3_SECONDS": "60"}
+    session.run("pytest", "-n", "2", "tests/s3", *session.posargs, env=env)
+    backends = ("tests/conformance", "-k", "s3-durable or s3-local")
+    session.run("pytest", "-n", "2", *backends, *session.posargs, env=env)
 
 
 @nox.session

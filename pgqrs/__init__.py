@@ -90,11 +90,11 @@ from pgqrs.types import (
     RunEvent,
     RunInfo,
     RunStatus,
+    S3State,
+    S3Stats,
     StepInfo,
     StepStatus,
     TaskStatus,
-    S3State,
-    S3Stats,
     WorkerInfo,
     WorkerStatus,
 )

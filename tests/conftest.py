@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from itertools import count
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from sqlalchemy import make_url
 
 from pgqrs.testing.postgres import postgres_dsn
+from pgqrs.testing.s3 import ENVIRONMENT, client, moto_server, seaweedfs_server
 
 pytest.register_assert_rewrite("pgqrs.testing.conformance")
 pytest_plugins = ["pgqrs.testing.conformance.harness"]
@@ -44,6 +47,51 @@ def create_database(server: str) -> str:
 def postgres_database(postgres: str) -> str:
     """The URL of an empty PostgreSQL database."""
     return create_database(postgres)
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[str]:
+    """The URL of an S3 server that is there for the whole run, with a bucket called `bucket`."""
+    with s3_environment(), moto_server() as url:
+        s3_client(url).create_bucket(Bucket="bucket")
+        yield url
+
+
+@pytest.fixture(scope="session")
+def seaweedfs() -> Iterator[str]:
+    """The same of another make."""
+    with s3_environment(), seaweedfs_server() as url:
+        s3_client(url).create_bucket(Bucket="bucket")
+        yield url
+
+
+@pytest.fixture(scope="session")
+def s3_server(request: pytest.FixtureRequest) -> str:
+    """The server that `PGQRS_TEST_S3` names, or moto."""
+    url: str = request.getfixturevalue(os.environ.get("PGQRS_TEST_S3", "moto"))
+    return url
+
+
+s3_client = cache(client)
+"""The tests' own client; making one takes a while."""
+
+
+def prepare_bucket(server: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty bucket, as examples call it, and settings that lead there."""
+    client, bucket = s3_client(server), {"Bucket": "my-pgqrs-bucket"}
+    client.create_bucket(**bucket)
+    for found in client.list_objects_v2(**bucket).get("Contents", []):
+        client.delete_object(**bucket, Key=found["Key"])
+    monkeypatch.setenv("PGQRS_S3_ENDPOINT_URL", server)
+    monkeypatch.setenv("PGQRS_S3_CACHE", str(directory / "cache"))
+
+
+@contextmanager
+def s3_environment() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        yield
 
 
 @pytest.fixture

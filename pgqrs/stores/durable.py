@@ -103,11 +103,31 @@ class DurableReplica(Replica):
         result: T = ticket.outcome()
         return result
 
+    def write_alone(self, work: Work[T]) -> T:
+        self.enter()
+        try:
+            self._staged = NOWHERE
+            ticket = Ticket(work)
+            if self._write_db.write_once(lambda c: self._run(c, [ticket], guarded=False)):
+                self._publish(self._entered_at)
+            else:
+                self._staged = self._entered_at
+            result: T = ticket.outcome()
+            return result
+        finally:
+            self.leave()
+
     def step(self) -> None:
-        with self._pipeline:
+        in_time = self._pipeline.acquire(timeout=self.config.retry_for)
+        try:
             tickets = self._take()
-            if tickets:
+            if not in_time:
+                self._refuse(tickets, StoreUnavailable("a transaction did not end in time"))
+            elif tickets:
                 self._settle(tickets)
+        finally:
+            if in_time:
+                self._pipeline.release()
 
     def refresh(self, *, within: float = 0.0) -> bool:
         asked = self._clock()
@@ -135,9 +155,7 @@ class DurableReplica(Replica):
         self._hurry.set()
         self.task.stop()
         self.task.join()
-        for ticket in self._take():
-            ticket.error = StoreClosed()
-            ticket.wake()
+        self._refuse(self._take(), StoreClosed())
         self.release()
 
     def release(self) -> None:
@@ -159,6 +177,12 @@ class DurableReplica(Replica):
             for queue in (self._first, self._waiting):
                 if ticket in queue:
                     queue.remove(ticket)
+
+    @staticmethod
+    def _refuse(tickets: Sequence[Ticket], error: Exception) -> None:
+        for ticket in tickets:
+            ticket.error = error
+            ticket.wake()
 
     def _settle(self, tickets: Sequence[Ticket]) -> None:
         """One turn for these works; whatever happens, each of them learns of it."""
@@ -209,11 +233,13 @@ class DurableReplica(Replica):
         else:
             self._staged = etag
 
-    def _run(self, connection: Connection, tickets: Sequence[Ticket]) -> bool:
+    def _run(
+        self, connection: Connection, tickets: Sequence[Ticket], *, guarded: bool = True
+    ) -> bool:
         """Run the works. Returns whether there is anything to upload."""
         before = marks(connection)
         for ticket in tickets:
-            ticket.run_guarded(connection)
+            (ticket.run_guarded if guarded else ticket.run)(connection)
         if marks(connection) == before:
             return False
         self._begin_upload()

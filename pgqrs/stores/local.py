@@ -117,6 +117,11 @@ class LocalReplica(Replica):
         self._look_once()
         return self._write(work)
 
+    def write_alone(self, work: Work[T]) -> T:
+        self._look_once()
+        with self._gate.passing(timeout=self.config.retry_for):
+            return self._db.write_once(self._noting(work))
+
     def step(self) -> None:
         with self._stepping:
             try:
@@ -188,6 +193,12 @@ class LocalReplica(Replica):
     # Writing
 
     def _write(self, work: Work[T]) -> T:
+        with self._gate.passing(timeout=self.config.retry_for):
+            return self._db.write(self._noting(work), needs_schema=False)
+
+    def _noting(self, work: Work[T]) -> Work[T]:
+        """The work, and a note if it changes anything."""
+
         def noted(connection: Connection) -> T:
             before = marks(connection)
             result = work(connection)
@@ -195,8 +206,7 @@ class LocalReplica(Replica):
                 self._mark()
             return result
 
-        with self._gate.passing(timeout=self.config.retry_for):
-            return self._db.write(noted, needs_schema=False)
+        return noted
 
     def _mark(self) -> None:
         """Something is about to be committed that is not in the bucket."""

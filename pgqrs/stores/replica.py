@@ -116,6 +116,10 @@ class Replica(ABC):
         """Run a work and keep what it changes, as durably as the mode says."""
 
     @abstractmethod
+    def write_alone(self, work: Work[T]) -> T:
+        """Run a work that holds code of an application: once, and in a transaction of its own."""
+
+    @abstractmethod
     def step(self) -> None:
         """One turn of the sync task."""
 

@@ -112,6 +112,9 @@ class S3Database(Database):
     def _write(self, work: Work[T], single: bool) -> T:
         return self.replica.write(work)
 
+    def _write_alone(self, work: Work[T]) -> T:
+        return self.replica.write_alone(work)
+
     def is_transient(self, error: BaseException) -> bool:
         if isinstance(error, ConflictError):
             return self.config.s3_retry_conflicts

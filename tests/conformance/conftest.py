@@ -1,12 +1,14 @@
 """The backends that the conformance suite runs on, each sync and async.
 
 `sqlite`, `sqlite-memory` and `postgres` are opened by URL; `…-engine` is a store on the
-application's own engine, which has settings that pgqrs would not choose.
+application's own engine, which has settings that pgqrs would not choose. `s3-durable` and `s3-local`
+are objects on a moto server; with `PGQRS_TEST_S3=seaweedfs` on one of SeaweedFS.
 """
 
 from __future__ import annotations
 
 import shutil
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,7 +26,7 @@ from pgqrs.models import Base
 from pgqrs.testing import ManualClock
 from pgqrs.testing.conformance.harness import Harness
 from pgqrs.testing.portal import Portal, Synced
-from tests.conftest import create_database
+from tests.conftest import create_database, s3_client
 
 EMPTIED = [name for name in Base.metadata.tables if name != "pgqrs_schema_history"]
 
@@ -81,7 +83,7 @@ class AsyncTransaction:
 
 
 class AsyncHarness(Harness):
-    def __init__(self, target: Any, engine: AsyncEngine, cleanup: ExitStack) -> None:
+    def __init__(self, target: Any, engine: AsyncEngine | None, cleanup: ExitStack) -> None:
         """`engine` is the application's, for its own transactions."""
         self.clock = ManualClock()
         self.portal = Portal()
@@ -89,7 +91,8 @@ class AsyncHarness(Harness):
         self._target = target
         self._engine = engine
         self._cleanup = cleanup
-        cleanup.callback(lambda: self.portal.run(engine.dispose))
+        if engine is not None:
+            cleanup.callback(lambda: self.portal.run(engine.dispose))
 
     def open(self, *, clock: Clock | None, **settings: Any) -> Any:
         async def opened() -> pgqrs.AsyncStore:
@@ -99,7 +102,7 @@ class AsyncHarness(Harness):
 
     @contextmanager
     def transaction(self, store: Any) -> Iterator[AsyncTransaction]:
-        connection: AsyncConnection = self._engine.connect()
+        connection: AsyncConnection = self._application(store).connect()
         self.portal.run(connection.start)
         try:
             using = store._wrapped.using(connection)
@@ -108,12 +111,78 @@ class AsyncHarness(Harness):
         finally:
             self.portal.run(connection.close)
 
+    def _application(self, store: Any) -> AsyncEngine:
+        assert self._engine is not None
+        return self._engine
+
     def corrupt(self, message_id: int) -> bool:
         return corrupt(self.open(clock=self.clock), message_id)
 
 
+class Company:
+    """Stores on one object. One in local mode uploads later, and looks only now and then; in
+    company it does both before each call of another.
+    """
+
+    def __init__(self) -> None:
+        self._replicas: list[Any] = []
+
+    def join(self, database: Any) -> None:
+        self._replicas.append(database.replica)
+        for name in ("read", "write"):
+            setattr(database.replica, name, self._after_the_others(database.replica, name))
+
+    def _after_the_others(self, replica: Any, name: str) -> Callable[..., Any]:
+        method = getattr(replica, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.catch_up(replica)
+            return method(*args, **kwargs)
+
+        return call
+
+    def catch_up(self, replica: Any = None) -> None:
+        for other in self._replicas:
+            if other is not replica and not other.closed and other.settings.mode == "local":
+                other.flush()
+        if replica is not None and len(self._replicas) > 1:
+            replica.refresh()
+
+
+class S3Harness(SyncHarness):
+    def __init__(self, target: str, cleanup: ExitStack) -> None:
+        super().__init__(target, cleanup)
+        self._company = Company()
+
+    def open(self, *, clock: Clock | None, **settings: Any) -> Any:
+        self._company.catch_up()
+        store = super().open(clock=clock, **settings)
+        self._company.join(store._database)
+        return store
+
+
+class AsyncS3Harness(AsyncHarness):
+    def __init__(self, target: str, cleanup: ExitStack) -> None:
+        super().__init__(target, None, cleanup)
+        self._company = Company()
+
+    def open(self, *, clock: Clock | None, **settings: Any) -> Any:
+        self._company.catch_up()
+
+        async def opened() -> pgqrs.S3Store:
+            return await pgqrs.S3Store(self._target, clock=clock, **settings)
+
+        store = self._cleanup.enter_context(Synced(self.portal, self.portal.run(opened)))
+        self._company.join(store._wrapped._database)
+        return store
+
+    def _application(self, store: Any) -> AsyncEngine:
+        engine: AsyncEngine = store._wrapped.async_engine
+        return engine
+
+
 def corrupt(store: Any, message_id: int) -> bool:
-    if store.backend_name != "sqlite":
+    if store.backend_name == "postgres":
         return False
     sql = f"UPDATE pgqrs_messages SET payload = '{{broken' WHERE id = {message_id}"
     store.write(lambda connection: connection.exec_driver_sql(sql))
@@ -201,6 +270,18 @@ def _async_postgres_engine(dsn: str, cleanup: ExitStack) -> Harness:
     return AsyncHarness(engine, engine, cleanup)
 
 
+@pytest.fixture
+def s3_object(s3_server: str, sqlite_template: Path, tmp_path: Path) -> str:
+    """The URL of an object of its own, with the schema installed."""
+    key = f"{uuid.uuid4().hex}.sqlite"
+    s3_client(s3_server).put_object(Bucket="bucket", Key=key, Body=sqlite_template.read_bytes())
+    return f"s3://bucket/{key}?endpoint_url={s3_server}&cache={tmp_path}"
+
+
+def _s3(make: Callable[..., Harness], mode: str) -> Callable[..., Harness]:
+    return lambda target, cleanup: make(f"{target}&mode={mode}", cleanup)
+
+
 MAKERS: dict[tuple[str, str], tuple[str | None, Callable[..., Harness]]] = {
     ("sqlite", "sync"): ("sqlite_file", _sync_sqlite),
     ("sqlite", "async"): ("sqlite_file", _async_sqlite),
@@ -212,6 +293,10 @@ MAKERS: dict[tuple[str, str], tuple[str | None, Callable[..., Harness]]] = {
     ("postgres", "async"): ("empty_postgres", _async_postgres),
     ("postgres-engine", "sync"): ("empty_postgres", _sync_postgres_engine),
     ("postgres-engine", "async"): ("empty_postgres", _async_postgres_engine),
+    ("s3-durable", "sync"): ("s3_object", _s3(S3Harness, "durable")),
+    ("s3-durable", "async"): ("s3_object", _s3(AsyncS3Harness, "durable")),
+    ("s3-local", "sync"): ("s3_object", _s3(S3Harness, "local")),
+    ("s3-local", "async"): ("s3_object", _s3(AsyncS3Harness, "local")),
 }
 
 

@@ -40,7 +40,7 @@ from sybil.parsers.markdown.lexers import FencedCodeBlockLexer
 import pgqrs
 from pgqrs import schema
 from pgqrs.cli.app import app
-from tests.conftest import create_database
+from tests.conftest import create_database, prepare_bucket
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -235,6 +235,8 @@ def test_every_block_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     document = SYBIL.parse(page)
+    if "s3://" in document.text:
+        prepare_bucket(request.getfixturevalue("moto"), tmp_path, monkeypatch)
     document.runner = runner = Runner(  # type: ignore[attr-defined]
         page,
         tmp_path,
@@ -403,6 +405,7 @@ def test_the_reference_has_every_method_as_it_is(owner: Any) -> None:
         pgqrs.ArchivedMessage,
         pgqrs.Queue,
         pgqrs.QueueStats,
+        pgqrs.S3Stats,
         pgqrs.WorkerInfo,
     ],
     ids=lambda owner: owner.__name__,

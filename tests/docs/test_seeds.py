@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import pgqrs
+from tests.conftest import prepare_bucket
+
 SQLITE = """
 import pgqrs
 
@@ -55,6 +58,48 @@ def test_the_sqlite_example(
     run(SQLITE)
     assert capsys.readouterr().out == "Processing: {'job': 'hello'}\n"
     assert (tmp_path / "queues.db").exists()
+
+
+S3_DURABLE = """
+# Create a deeply durable store (the default behavior)
+store = await S3Store.create(bucket="my-pgqrs-bucket", mode="durable")
+
+# Producer
+producer = await store.producer("jobs")
+
+# Write executes locally, loops in wait until S3 Sync Task Completes
+await producer.enqueue({"data": 1})
+
+# Consumer reads are strictly evaluating the S3-confirmed state
+consumer = await store.consumer("jobs")
+job = await consumer.dequeue()
+"""
+
+S3_LOCAL = """
+# Create a local optimistic store
+store = await S3Store.create(bucket="my-pgqrs-bucket", mode="local")
+
+producer = await store.producer("jobs")
+consumer = await store.consumer("jobs")
+
+# Returns instantly. Sync Task will upload in background
+await producer.enqueue({"data": 2})
+
+# Returns instantly, capable of reading the un-synced "data: 2" message
+job = await consumer.dequeue()
+"""
+
+
+@pytest.mark.parametrize(("source", "data"), [(S3_DURABLE, 1), (S3_LOCAL, 2)])
+def test_the_s3_examples(
+    source: str, data: int, moto: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare_bucket(moto, tmp_path, monkeypatch)
+    with pgqrs.Store("s3://my-pgqrs-bucket", upgrade=True) as store:
+        store.admin().create_queue("jobs")
+    (message,) = run(source, S3Store=pgqrs.S3Store)["job"]  # type: ignore[misc]
+    assert message.payload == {"data": data}
+    assert not list(tmp_path.rglob("set-aside"))
 
 
 AWAITED = """
