@@ -27,12 +27,12 @@ from sqlalchemy import (
     tuple_,
 )
 
-from pgqrs.models import Base, schema_history, workers
+from pgqrs.models import Base, schema_history, uploads, workers
 from pgqrs.repositories.expressions import per_dialect
 from pgqrs.sqltypes import Json
 
 Row = tuple[Any, ...]
-STAYING = frozenset((schema_history.name, workers.name))
+STAYING = frozenset((schema_history.name, uploads.name, workers.name))
 """What belongs to a place: the history of its schema, and the processes that are registered there."""
 
 
