@@ -469,9 +469,7 @@ class Consumer(Holder):
             return claim(connection, self.queue, worker=worker, limit=n, lease=lease, now=now)
 
         # Repeatable: a claim nobody heard of is like a holder that died.
-        claimed = self._database.write(
-            work, single=not self._limited, repeatable=True, probe=True
-        )
+        claimed = self._database.write(work, single=not self._limited, repeatable=True, probe=True)
         if claimed.limited and not self._limited:  # so a transaction is needed
             self._limited = True
             return self._claim(n, lease)
