@@ -351,6 +351,8 @@ class Buffer(Holder):
             self._settled += len(done)
             self._forget(done)
             self._announce()
+        if results:
+            self._consumer._tell_of_results(done)
 
     def _forget(self, done: list[Held]) -> None:
         by_id = {message for message in done if isinstance(message, int)}

@@ -246,4 +246,4 @@ def test_the_command(urls: tuple[str, str], here: pgqrs.Store) -> None:
         there.admin().create_queue("other")
     refused = CliRunner().invoke(app, ["copy", *urls])
     assert refused.exit_code == 1
-    assert "other data" in refused.stderr
+    assert "other data" in refused.output

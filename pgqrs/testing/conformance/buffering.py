@@ -70,6 +70,21 @@ def test_acks_wait_for_a_flush(admin: Any, ten: list[int], later: Any) -> None:
     later.flush()
 
 
+def test_results_go_with_the_acks(
+    admin: Any, ten: list[int], later: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(inner(later)._database, "ring_of_results", told.append)
+    first, second, third = (next(later) for _ in range(3))
+    later.ack(first, result={"n": 1})
+    later.ack(second)
+    later.ack_many([third], results=[3])
+    later.flush()
+    ended = [admin.get_archived(message.id).result for message in (first, second, third)]
+    assert ended == [{"n": 1}, None, 3]
+    until(lambda: told == [QUEUE])  # who waits for them hears of it
+
+
 def test_acks_are_sent_when_there_are_enough(admin: Any, ten: list[int], consumer: Any) -> None:
     with consumer.buffer(4, ack_size=2, ack_every=LONG, wait=0) as buffer:
         buffer.ack(next(buffer))
