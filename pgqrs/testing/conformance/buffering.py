@@ -60,6 +60,21 @@ def test_everything_is_handed_out_in_order_and_acked(
     assert admin.peek(QUEUE) == []
 
 
+def test_a_group_comes_through_one_by_one_and_in_order(
+    admin: Any, producer: Any, consumer: Any
+) -> None:
+    for n in range(5):
+        producer.enqueue(n, group="one")
+    with consumer.buffer(10, ack_every=LONG, wait=0) as buffer:
+        seen = []
+        for message in buffer:
+            assert admin.queue_stats(QUEUE).leased == 1
+            seen.append(message.payload)
+            buffer.ack(message)
+    assert seen == list(range(5))
+    assert completed(admin) == 5
+
+
 def test_acks_wait_for_a_flush(admin: Any, ten: list[int], later: Any) -> None:
     first, second = next(later), next(later)
     later.ack(first)
