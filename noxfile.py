@@ -140,6 +140,16 @@ def build(session: nox.Session) -> None:
 
 
 @nox.session
+def acceptance(session: nox.Session) -> None:
+    """Workers that are killed, at full size: 20,000 tasks on each database. Takes minutes."""
+    install(session, "test")
+    session.run(
+        *("pytest", "tests/acceptance/test_workers.py", *session.posargs),
+        env={"PGQRS_ACCEPTANCE": "full"},
+    )
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Benchmarks against a raw driver in the same run; see benchmarks/README.md."""
     install(session, "test")

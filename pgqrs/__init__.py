@@ -7,6 +7,7 @@ from pgqrs.aio import (
     AsyncConsumer,
     AsyncProducer,
     AsyncRun,
+    AsyncSchedules,
     AsyncStepGuard,
     AsyncStore,
     AsyncTransaction,
@@ -52,6 +53,8 @@ from pgqrs.errors import (
     RunFailed,
     RunNotFound,
     RunOverdue,
+    ScheduleExists,
+    ScheduleNotFound,
     SchemaError,
     SchemaNotInstalled,
     SchemaTooNew,
@@ -71,11 +74,14 @@ from pgqrs.errors import (
 )
 from pgqrs.handlers import Handler
 from pgqrs.handles import AsyncHandle, Handle
+from pgqrs.hooks import Hook
 from pgqrs.moving import CopiedTable, CopyProgress
 from pgqrs.outcomes import Done, Failed, GivenBack, Settled
 from pgqrs.producer import Producer
 from pgqrs.retry import Retry, RetryAfter
+from pgqrs.schedules import Schedules
 from pgqrs.store import Store
+from pgqrs.taskqueue import Backend, StoreBackend, SyncTaskQueue, TaskQueue, TaskResult
 from pgqrs.tasks import Task, task
 from pgqrs.transaction import Transaction
 from pgqrs.types import (
@@ -84,6 +90,7 @@ from pgqrs.types import (
     ConcurrencyModel,
     Message,
     MessageId,
+    MissedTicks,
     Queue,
     QueueStats,
     Rate,
@@ -92,6 +99,7 @@ from pgqrs.types import (
     RunStatus,
     S3State,
     S3Stats,
+    Schedule,
     StepInfo,
     StepStatus,
     TaskStatus,
@@ -132,10 +140,12 @@ __all__ = [
     "AsyncProducer",
     "AsyncRun",
     "AsyncStepGuard",
+    "AsyncSchedules",
     "AsyncStore",
     "AsyncTransaction",
     "AsyncWorker",
     "AsyncWorkflows",
+    "Backend",
     "Buffer",
     "Child",
     "Clock",
@@ -157,6 +167,7 @@ __all__ = [
     "Handler",
     "HandlerNotFound",
     "HandlerTimedOut",
+    "Hook",
     "InvalidArgument",
     "InvalidConfig",
     "InvalidPayload",
@@ -164,6 +175,7 @@ __all__ = [
     "Message",
     "MessageId",
     "MessageNotFound",
+    "MissedTicks",
     "NotExclusive",
     "NotSupported",
     "PayloadTooLarge",
@@ -195,6 +207,10 @@ __all__ = [
     "S3State",
     "S3Stats",
     "S3Store",
+    "Schedule",
+    "ScheduleExists",
+    "ScheduleNotFound",
+    "Schedules",
     "SchemaError",
     "SchemaNotInstalled",
     "SchemaTooNew",
@@ -207,14 +223,18 @@ __all__ = [
     "StepStatus",
     "StepTimedOut",
     "Store",
+    "StoreBackend",
     "StoreClosed",
     "StoreDamaged",
     "StoreUnavailable",
+    "SyncTaskQueue",
     "SystemClock",
     "Task",
     "TaskCancelled",
     "TaskExpired",
     "TaskFailed",
+    "TaskQueue",
+    "TaskResult",
     "TaskStatus",
     "Transaction",
     "UpgradeRequired",

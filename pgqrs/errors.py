@@ -240,6 +240,22 @@ class ReplayMismatch(PgqrsError):
         self.recorded = recorded
 
 
+class ScheduleNotFound(PgqrsError):
+    """No schedule of this name exists."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"schedule {name!r} does not exist")
+        self.name = name
+
+
+class ScheduleExists(PgqrsError):
+    """A schedule of this name exists already."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"schedule {name!r} exists already; pass replace=True to replace it")
+        self.name = name
+
+
 class CodecRefused(PgqrsError):
     """A message is encoded in a way that this worker, or this task, was not told to accept."""
 

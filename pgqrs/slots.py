@@ -20,6 +20,7 @@ from typing import Any
 
 from pgqrs.errors import HandlerTimedOut
 from pgqrs.handlers import Load
+from pgqrs.hooks import Hooks
 from pgqrs.outcomes import GivenBack, Outcome
 
 Report = Callable[[Load, list[Outcome]], None]
@@ -31,9 +32,10 @@ class ThreadSlots:
     They are daemons: a handler that never returns must not keep the process from ending.
     """
 
-    def __init__(self, concurrency: int, report: Report) -> None:
+    def __init__(self, concurrency: int, report: Report, hooks: Hooks) -> None:
         self._concurrency = concurrency
         self._report = report
+        self._hooks = hooks
         self._inbox: SimpleQueue[Load | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._idle = 0
@@ -74,7 +76,13 @@ class ThreadSlots:
             self._idle -= 1
             if load is None:
                 return
-            self._report(load, _run(load))
+            if not self._hooks:
+                self._report(load, _run(load))
+                continue
+            self._hooks.before(load)
+            outcomes = _run(load)
+            self._hooks.after(load, outcomes)
+            self._report(load, outcomes)
 
 
 class Processes:
@@ -123,9 +131,10 @@ def _run(load: Load) -> list[Outcome]:
 class LoopSlots:
     """Tasks in an event loop: the caller's, or one in a thread of its own."""
 
-    def __init__(self, concurrency: int, report: Report) -> None:
+    def __init__(self, concurrency: int, report: Report, hooks: Hooks) -> None:
         self._concurrency = concurrency
         self._report = report
+        self._hooks = hooks
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._inbox: deque[Load] = deque()
@@ -194,7 +203,10 @@ class LoopSlots:
         assert task is not None
         for delivery in load.deliveries:
             delivery.when_lost(lambda: _cancel_if_lost(loop, task, load))
-        self._report(load, await _run_async(load))
+        self._hooks.before(load)
+        outcomes = await _run_async(load)
+        self._hooks.after(load, outcomes)
+        self._report(load, outcomes)
 
 
 def _cancel_if_lost(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any], load: Load) -> None:

@@ -14,6 +14,7 @@ from pgqrs.config import Config, shown
 from pgqrs.consumer import Consumer
 from pgqrs.errors import InvalidConfig
 from pgqrs.producer import Producer
+from pgqrs.schedules import Schedules
 from pgqrs.stores import Database, Work, open_database
 from pgqrs.transaction import Transaction, connection_of
 from pgqrs.types import ConcurrencyModel, Duration
@@ -104,6 +105,11 @@ class Store:
     ) -> Consumer:
         """Take messages out of a queue."""
         return Consumer(self._database, queue, lease=lease, hostname=hostname, port=port)
+
+    @property
+    def schedules(self) -> Schedules:
+        """What is enqueued again and again."""
+        return Schedules(self._database)
 
     @property
     def workflows(self) -> Workflows:

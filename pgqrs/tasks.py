@@ -27,7 +27,7 @@ from pgqrs.errors import CodecRefused, HandlerNotFound, InvalidArgument, Invalid
 from pgqrs.handlers import Delivery, Job, is_coroutine_function
 from pgqrs.handles import AsyncHandle, Handle, Reach
 from pgqrs.outcomes import Done, Failed, Outcome
-from pgqrs.producer import Producer
+from pgqrs.producer import Producer, UniqueFor
 from pgqrs.retry import Retry
 from pgqrs.store import Store
 from pgqrs.stores import Database
@@ -114,6 +114,7 @@ class Task(Generic[P, R]):
         expires_at: datetime | None = None,
         priority: int | None = None,
         key: str | None = None,
+        unique: UniqueFor | None = None,
         group: str | None = None,
         headers: Mapping[str, Any] | None = None,
     ) -> Task[P, R]:
@@ -125,6 +126,7 @@ class Task(Generic[P, R]):
             "expires_at": expires_at,
             "priority": priority,
             "key": key,
+            "unique": unique,
             "group": group,
             "headers": headers,
         }
@@ -186,13 +188,29 @@ class Task(Generic[P, R]):
 
     def _enqueue(self, database: Database, call: Call) -> Handle[R]:
         producer = Producer(database, self.queue, codec=self.codec)
-        id = producer.enqueue(self.encode(call), **self._options)
+        id = producer.enqueue(self.encode(call), **_with_headers(self._options))
         # Inside a transaction the handle outlives the connection.
         lasting = getattr(database, "_database", database)
         return Handle(lasting, self.queue, id, self.decode_result)
 
     def __repr__(self) -> str:
         return f"<task {self.name}>"
+
+
+_more_headers: list[Callable[[Mapping[str, Any] | None], Mapping[str, Any]]] = []
+
+
+def add_headers(more: Callable[[Mapping[str, Any] | None], Mapping[str, Any]]) -> None:
+    """Let this function add to the headers of every task that is enqueued."""
+    if more not in _more_headers:
+        _more_headers.append(more)
+
+
+def _with_headers(options: dict[str, Any]) -> dict[str, Any]:
+    headers = options.get("headers")
+    for more in _more_headers:
+        headers = more(headers)
+    return options if not headers else options | {"headers": headers}
 
 
 @overload

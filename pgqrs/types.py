@@ -234,6 +234,27 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True)
+class Schedule:
+    """What is enqueued again and again, and when next."""
+
+    name: str
+    queue: str
+    cron: str | None
+    every: float | None
+    timezone: str
+    missed: MissedTicks
+    paused: bool
+    starts_at: datetime
+    next_at: datetime
+    last_at: datetime | None
+    created_at: datetime
+    priority: int
+    codec: str | None
+    headers: Mapping[str, Any] | None
+    payload: Any
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerInfo:
     """The row of a worker: who it is, and when it was last heard of."""
 

@@ -54,10 +54,12 @@ from pgqrs.errors import (
     WorkerStopped,
 )
 from pgqrs.handlers import Delivery, Handler, Job, Load, Route
+from pgqrs.hooks import Hook, Hooks
 from pgqrs.keeper import TICK, Keeper
 from pgqrs.outcomes import Failed, GivenBack, Outcome
 from pgqrs.presence import Presence
 from pgqrs.retry import Retry
+from pgqrs.schedules import Schedules
 from pgqrs.slots import LoopSlots, Processes, ThreadSlots
 from pgqrs.store import Store
 from pgqrs.stores.wakeups import SELDOM
@@ -94,6 +96,7 @@ class Worker:
         routes: Iterable[Route] = (),
         workflows: Iterable[Workflow[..., Any]] = (),
         codecs: Iterable[str] = (),
+        hooks: Iterable[Hook] = (),
         concurrency: int = 8,
         prefetch: int = PREFETCH,
         lease: Duration | None = None,
@@ -133,16 +136,18 @@ class Worker:
         self._aboard: set[Delivery] = set()
         self._timed: set[Load] = set()
         self._bell = Bell()
-        self._threads = ThreadSlots(self._concurrency, self._report)
-        self._tasks = LoopSlots(self._concurrency, self._report)
+        around = Hooks(hooks)
+        self._threads = ThreadSlots(self._concurrency, self._report, around)
+        self._tasks = LoopSlots(self._concurrency, self._report, around)
         self._keeper = Keeper(
             self._presence,
             self._holder,
             heartbeat=database.config.heartbeat,
-            check=self._end_overdue,
+            check=self._check,
             told_to_stop=self.stop,
         )
         self._endings = Endings(self._holder, self._keeper.held.discard)
+        self._schedules, self._tick_at = Schedules(database), 0.0
         self._average: float | None = None
         self._stopping = self._leaving = False
         self._troubles = 0
@@ -340,6 +345,17 @@ class Worker:
         self._bell.ring()
 
     # What the keeper calls, from its thread
+
+    def _check(self) -> float:
+        return min(self._end_overdue(), self._tick())
+
+    def _tick(self) -> float:
+        """Enqueue what schedules have due."""
+        now = time.monotonic()
+        if now >= self._tick_at:
+            self._schedules.tick()
+            self._tick_at = now + self._schedules.next_in()
+        return max(0.001, self._tick_at - now)
 
     def _end_overdue(self) -> float:
         """Fail what takes too long in a thread; the thread itself cannot be ended."""

@@ -5,6 +5,7 @@ from pgqrs.aio.buffer import AsyncBuffer
 from pgqrs.aio.consumer import AsyncConsumer
 from pgqrs.aio.producer import AsyncProducer
 from pgqrs.aio.s3 import S3Store
+from pgqrs.aio.schedules import AsyncSchedules
 from pgqrs.aio.store import AsyncStore, connect
 from pgqrs.aio.transaction import AsyncTransaction
 from pgqrs.aio.worker import AsyncWorker
@@ -17,6 +18,7 @@ __all__ = [
     "AsyncProducer",
     "AsyncRun",
     "AsyncStepGuard",
+    "AsyncSchedules",
     "AsyncStore",
     "AsyncTransaction",
     "AsyncWorker",

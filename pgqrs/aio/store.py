@@ -12,6 +12,7 @@ from pgqrs.aio.admin import AsyncAdmin
 from pgqrs.aio.bridge import Bridge, Facade, GreenletBridge, LoopLock, ThreadBridge, loop_sleep
 from pgqrs.aio.consumer import AsyncConsumer
 from pgqrs.aio.producer import AsyncProducer
+from pgqrs.aio.schedules import AsyncSchedules
 from pgqrs.aio.transaction import AsyncTransaction
 from pgqrs.aio.workflows import AsyncWorkflows
 from pgqrs.clock import Clock
@@ -19,6 +20,7 @@ from pgqrs.config import Config, shown
 from pgqrs.consumer import Consumer
 from pgqrs.handles import LoopResultWatch
 from pgqrs.producer import Producer
+from pgqrs.schedules import Schedules
 from pgqrs.store import config_from
 from pgqrs.stores import Database, Work, database_class, open_database
 from pgqrs.types import ConcurrencyModel, Duration
@@ -101,6 +103,11 @@ class AsyncStore(Facade):
             self._bridge,
             Consumer(self._database, queue, lease=lease, hostname=hostname, port=port),
         )
+
+    @property
+    def schedules(self) -> AsyncSchedules:
+        """What is enqueued again and again."""
+        return AsyncSchedules(self._bridge, Schedules(self._database))
 
     @property
     def workflows(self) -> AsyncWorkflows:

@@ -23,6 +23,7 @@ from sqlalchemy import Connection, Engine
 from pgqrs.aio.bridge import Bridge, Facade
 from pgqrs.aio.store import AsyncStore
 from pgqrs.handlers import Handler, Route
+from pgqrs.hooks import Hook
 from pgqrs.store import Store
 from pgqrs.stores import Database, Work, open_database
 from pgqrs.stores.base import T
@@ -50,6 +51,7 @@ class AsyncWorker(Facade):
         routes: Iterable[Route] = (),
         workflows: Iterable[Workflow[..., Any]] = (),
         codecs: Iterable[str] = (),
+        hooks: Iterable[Hook] = (),
         concurrency: int = 8,
         prefetch: int = PREFETCH,
         lease: Duration | None = None,
@@ -68,6 +70,7 @@ class AsyncWorker(Facade):
             routes=tuple(routes),
             workflows=tuple(workflows),
             codecs=tuple(codecs),
+            hooks=tuple(hooks),
             concurrency=concurrency,
             prefetch=prefetch,
             lease=lease,

@@ -14,7 +14,10 @@ from pgqrs.cli.errors import Commands
 from pgqrs.cli.messages import dequeue, enqueue
 from pgqrs.cli.moving import copy
 from pgqrs.cli.queues import queue, stats
+from pgqrs.cli.schedules import schedule
 from pgqrs.cli.target import Target, name_of
+from pgqrs.cli.tasks import task
+from pgqrs.cli.top import top
 from pgqrs.cli.workers import worker
 
 
@@ -64,7 +67,9 @@ def verify(target: Target) -> None:
         click.echo(f"The tables in {name_of(store)} are up to date.")
 
 
-for command in (queue, enqueue, dequeue, worker, stats, demo, demo_consumer, copy):
+for command in (queue, enqueue, dequeue, task, schedule, worker, stats, top):
+    app.add_command(command)
+for command in (demo, demo_consumer, copy):
     app.add_command(command)
 for command in (archive, dead, replay, purge_archive):
     queue.add_command(command)

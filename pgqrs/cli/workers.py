@@ -6,14 +6,32 @@ import click
 
 from pgqrs.cli import parameters
 from pgqrs.cli.output import as_duration, print_json, print_table
+from pgqrs.cli.running import run_worker
 from pgqrs.cli.target import Target
 
 ID = click.argument("id", type=int)
 
 
-@click.group()
+class WorkerCommands(click.Group):
+    """What is no command is a module to work for: `pgqrs worker app.tasks`."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            args = ["run", *args]
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=WorkerCommands)
 def worker() -> None:
-    """Look at workers, and tell them to pause or to leave."""
+    """Be a worker; look at workers, and tell them to pause or to leave.
+
+    `pgqrs worker app.tasks` is short for `pgqrs worker run app.tasks`.
+    """
+
+
+worker.add_command(run_worker)
 
 
 @worker.command("list")

@@ -114,6 +114,25 @@ def _work_and_log(store: pgqrs.Store, queue: str, number: int) -> list[Any]:
     return log
 
 
+EFFECT = "INSERT INTO effects (message_id, attempt) VALUES ({}, {})"
+
+
+def work(url: str) -> None:
+    """Be a worker: every message leaves a row of its effect, in a transaction of its own."""
+    with pgqrs.Store(url) as store:
+
+        def handle(message: pgqrs.Message) -> int:
+            effect = EFFECT.format(message.id, message.read_ct)
+            store.write(lambda connection: connection.exec_driver_sql(effect).close())
+            return 2 * int(message.payload)
+
+        say("ready")
+        pgqrs.Worker(store, handlers={"tasks": handle}, concurrency=4, lease=LEASE).run()
+
+
+LEASE = 3
+
+
 if __name__ == "__main__":
     {
         "buffer": buffer,
@@ -123,4 +142,5 @@ if __name__ == "__main__":
         "enqueue_keys": enqueue_keys,
         "hold": hold,
         "enqueue_forever": enqueue_forever,
+        "work": work,
     }[sys.argv[1]](sys.argv[2])

@@ -26,6 +26,7 @@ TWINS = [
     (pgqrs.Run, pgqrs.AsyncRun),
     (pgqrs.StepGuard, pgqrs.AsyncStepGuard),
     (pgqrs.Handle, pgqrs.AsyncHandle),
+    (pgqrs.Schedules, pgqrs.AsyncSchedules),
     (Holder, AsyncHolder),
 ]
 ONLY_ASYNC = {"open"}  # what a sync facade does when it is made or first used

@@ -1,0 +1,1 @@
+"""Other people's tools, one module each; each an extra."""

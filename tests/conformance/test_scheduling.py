@@ -1,0 +1,3 @@
+"""The conformance suite: scheduling."""
+
+from pgqrs.testing.conformance.scheduling import *  # noqa: F403
