@@ -27,11 +27,11 @@ from pgqrs.errors import CodecRefused, HandlerNotFound, InvalidArgument, Invalid
 from pgqrs.handlers import Delivery, Job, is_coroutine_function
 from pgqrs.handles import AsyncHandle, Handle, Reach
 from pgqrs.outcomes import Done, Failed, Outcome
-from pgqrs.producer import Producer, UniqueFor
+from pgqrs.producer import Producer
 from pgqrs.retry import Retry
 from pgqrs.store import Store
 from pgqrs.stores import Database
-from pgqrs.types import ArchivedMessage, Duration, Message, seconds
+from pgqrs.types import ArchivedMessage, Duration, Message, UniqueFor, seconds
 
 P = ParamSpec("P")
 R = TypeVar("R")

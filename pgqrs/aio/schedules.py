@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from pgqrs.aio.bridge import Bridge, Facade
+from pgqrs.aio.bridge import Bridge
 from pgqrs.schedules import Schedules
 from pgqrs.types import Duration, MissedTicks, Schedule
 
 
-class AsyncSchedules(Facade):
+class AsyncSchedules:
     """The schedules of a store."""
 
     def __init__(self, bridge: Bridge, schedules: Schedules) -> None:
-        super().__init__(bridge)
+        self._bridge = bridge
         self._sync = schedules
 
     async def create(

@@ -14,6 +14,7 @@ from pgqrs.testing import ManualClock
 from pgqrs.testing.conformance.harness import QUEUE, Harness, worker
 from pgqrs.testing.conformance.tasking import add
 from pgqrs.testing.conformance.working import until
+from pgqrs.testing.portal import Synced
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def schedules(store: Any, admin: Any) -> Any:
 def _of(store: Any) -> Any:
     if not hasattr(store, "_portal"):
         return store.schedules
-    return store._portal.wrap(store._wrapped.schedules)
+    return Synced(store._portal, store._wrapped.schedules)
 
 
 def ticks(admin: Any) -> list[str]:
