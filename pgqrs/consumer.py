@@ -229,7 +229,12 @@ class Holder:
 
     def _leaves_room(self, ended: Iterable[Held]) -> bool:
         """Whether others may be claimed now that these are over."""
-        return any(map(self._may_have_group, ended))
+        limited = self._database.limited
+        return any(
+            self._may_have_group(message)
+            or (limited and isinstance(message, Message) and message.queue in limited)
+            for message in ended
+        )
 
     def _tell(self, messages: Iterable[Held]) -> None:
         """There is something for others now: ring who waits for it."""
@@ -319,7 +324,6 @@ class Consumer(Holder):
         self._presence = presence or Presence(database, queue, hostname=hostname, port=port)
         self._life = 0
         self._met_groups = False
-        self._limited = False
         self._room_in: float | None = None
         self._buffers: set[Buffer] = set()
 
@@ -337,6 +341,10 @@ class Consumer(Holder):
 
     def _leaves_room(self, ended: Iterable[Held]) -> bool:
         return self._limited or super()._leaves_room(ended)
+
+    @property
+    def _limited(self) -> bool:
+        return self.queue in self._database.limited
 
     def _tell(self, messages: Iterable[Held]) -> None:
         self._database.ring(self.queue)
@@ -464,18 +472,22 @@ class Consumer(Holder):
     def _claim(self, n: int, lease: float | None) -> Claimed:
         worker, now = self._presence.open(), self._database.now()
 
+        limited = self._limited
+
         def work(connection: Connection) -> Claimed:
-            claim = limits.claim if self._limited else dequeue.claim
+            claim = limits.claim if limited else dequeue.claim
             return claim(connection, self.queue, worker=worker, limit=n, lease=lease, now=now)
 
         # Repeatable: a claim nobody heard of is like a holder that died.
-        claimed = self._database.write(work, single=not self._limited, repeatable=True, probe=True)
-        if claimed.limited and not self._limited:  # so a transaction is needed
-            self._limited = True
+        claimed = self._database.write(work, single=not limited, repeatable=True, probe=True)
+        if claimed.limited and not limited:  # so a transaction is needed
+            self._database.limited.add(self.queue)
             return self._claim(n, lease)
+        if limited and not claimed.limited:
+            self._database.limited.discard(self.queue)
         if not claimed.queue_exists:
             raise QueueNotFound(self.queue)
-        self._limited, self._room_in = claimed.limited, claimed.room_in
+        self._room_in = claimed.room_in
         self._met_groups = self._met_groups or any(m.group for m in claimed.messages)
         return claimed
 

@@ -189,7 +189,7 @@ class _Turn:
             True,
             status,
             leftovers,
-            limited=True,
+            limited=bool(self._row.limited),
             room_in=room_in or None,
         )
 

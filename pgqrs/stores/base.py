@@ -93,6 +93,8 @@ class Database(ABC):
         self._schema_is_there = False
         self.closed = False
         self.wakeups = Wakeups()
+        self.limited: set[str] = set()
+        """Queues that were found to have limits: what ends there makes room for others."""
         self.result_watch: ResultWatch | None = None
 
     @property
@@ -308,6 +310,7 @@ class BorrowedConnection(Database):
         super().__init__(database.config, clock=database.clock, owned=False)
         self._database = database
         self._connection = connection
+        self.limited = database.limited
 
     @property
     def engine(self) -> Engine:

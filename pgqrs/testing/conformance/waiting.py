@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pgqrs import InvalidArgument
+from pgqrs import InvalidArgument, Rate
 from pgqrs.stores import wakeups
 from pgqrs.testing.conformance.harness import QUEUE, Harness
 
@@ -164,3 +164,30 @@ def test_only_one_of_many_gets_it(real_time: Any) -> None:
     assert sorted(message.payload for message in found) == [0, 1, 2]
     for consumer in consumers:
         consumer.close()
+
+
+def test_the_next_of_a_group_wakes_who_waits(real_time: Any) -> None:
+    real_time.producer(QUEUE).enqueue_many([1, 2], groups=["g", "g"])
+    with real_time.consumer(QUEUE) as holder, real_time.consumer(QUEUE) as other:
+        (first,) = holder.dequeue(lease=LONG)
+        with waiting(other) as result:
+            holder.ack(first)
+            assert [message.payload for message in result()] == [2]
+
+
+def test_room_below_a_limit_wakes_who_waits(real_time: Any) -> None:
+    real_time.admin().configure_queue(QUEUE, max_in_flight=1)
+    real_time.producer(QUEUE).enqueue_many([1, 2])
+    with real_time.consumer(QUEUE) as holder, real_time.consumer(QUEUE) as other:
+        (first,) = holder.dequeue(lease=LONG)
+        with waiting(other) as result:
+            holder.ack(first)
+            assert [message.payload for message in result()] == [2]
+
+
+def test_the_rate_wakes_who_waits(real_time: Any) -> None:
+    real_time.admin().configure_queue(QUEUE, rate=Rate(1, per=0.2))
+    real_time.producer(QUEUE).enqueue_many([1, 2])
+    with real_time.consumer(QUEUE) as consumer:
+        assert [message.payload for message in consumer.dequeue(5)] == [1]
+        assert [message.payload for message in consumer.dequeue(5, wait=LONG)] == [2]
