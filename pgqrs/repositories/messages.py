@@ -307,6 +307,8 @@ def _message(row: Sequence[Any]) -> Message:
     return Message(*row)
 
 
+LATELY, SOON = 2.0, 0.02
+"""Seconds."""
 _NEXT = (
     select(func.min(messages.c.vt, type_=messages.c.vt.type), moment("now"))
     .join_from(queues, messages, messages.c.queue_id == queues.c.id)
@@ -314,12 +316,16 @@ _NEXT = (
         queues.c.queue_name == bindparam("queue"),
         ~messages.c.ready,
         messages.c.blocked == UNBLOCKED,
-        messages.c.vt > moment("now"),
+        messages.c.vt > moment("lately"),
     )
 )
 
 
 def next_in(connection: Connection, queue: str, *, now: datetime | None) -> float | None:
-    """Seconds until the next delayed or leased message comes back; None if there is none."""
-    vt, asked = connection.execute(_NEXT, {"queue": queue} | at(now=(now, 0.0))).one()
-    return None if vt is None else float((vt - asked).total_seconds())
+    """Seconds until the next delayed or leased message comes back; None if there is none.
+
+    One that came back a moment ago counts too: who asks has looked before it did.
+    """
+    bound = {"queue": queue} | at(now=(now, 0.0), lately=(now, -LATELY))
+    vt, asked = connection.execute(_NEXT, bound).one()
+    return None if vt is None else max(SOON, float((vt - asked).total_seconds()))
