@@ -1,15 +1,24 @@
-"""What the processes of the S3 tests do: `python -m tests.s3.children URL ENDPOINT CACHE NAME`."""
+"""Processes that produce and consume: `python -m tests.s3.children URL ENDPOINT CACHE`.
+
+For each path on standard input this forks a process that writes there what it was told, and says
+its number. Forking, from a process that has imported everything and opened nothing, is quicker than
+starting anew.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pgqrs
+from pgqrs.stores import database_class
 
 CLEAR = (
     pgqrs.ConflictError,
@@ -56,7 +65,7 @@ def guarded(function: Any, *arguments: Any) -> None:
         raise
 
 
-def main(url: str, endpoint: str, cache: str, name: str) -> None:
+def work(url: str, endpoint: str, cache: str, name: str) -> None:
     settings: dict[str, Any] = {"s3_timeout": 2.0, "retry_for": 10.0}
     store = pgqrs.Store(url, s3_endpoint_url=endpoint, s3_cache=cache, **settings)
     jobs = [(produce, store, f"{name}-a"), (produce, store, f"{name}-b"), (consume, store)]
@@ -67,5 +76,18 @@ def main(url: str, endpoint: str, cache: str, name: str) -> None:
         thread.join()
 
 
+def main(url: str, endpoint: str, cache: str) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the dead need not be buried
+    for line in sys.stdin:
+        path = Path(line.strip())
+        if pid := os.fork():
+            print(pid, flush=True)
+            continue
+        with path.open("w") as file:
+            os.dup2(file.fileno(), sys.stdout.fileno())
+        work(url, endpoint, cache, path.stem)
+
+
 if __name__ == "__main__":
+    database_class("s3")
     main(*sys.argv[1:])

@@ -59,6 +59,10 @@ class Exchange(BaseHTTPRequestHandler):
 
     do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = handle_request  # noqa: N815
 
+    def handle(self) -> None:
+        with suppress(OSError):  # the client was killed
+            super().handle()
+
     def log_message(self, *_: Any) -> None:
         return
 

@@ -8,12 +8,16 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import pgqrs
 from tests.s3.conftest import QUEUE, Object, until
@@ -28,32 +32,69 @@ from tests.s3.proxy import (
 
 ROOT = Path(__file__).parents[2]
 SECONDS = float(os.environ.get("PGQRS_TEST_S3_SECONDS", "6"))
-KILL_EVERY = 2.5
+MOST_LINES = 60
+"""What a process says at most, more or less, before it is killed."""
+
+
+class Nursery:
+    """Where processes come from."""
+
+    def __init__(self, object: Object, directory: Path) -> None:
+        self._directory = directory
+        self._born = 0
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tests.s3.children"),
+                *(object.url(), object.proxy.url, str(directory / "cache")),
+            ],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def bear(self) -> Child:
+        assert self._process.stdin
+        assert self._process.stdout
+        path = self._directory / f"{self._born}.jsonl"
+        self._born += 1
+        print(path, file=self._process.stdin, flush=True)
+        return Child(path, int(self._process.stdout.readline()))
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
 
 
 class Child:
     """A process that produces and consumes, and writes down what it was told."""
 
-    def __init__(self, object: Object, directory: Path, name: str) -> None:
-        self._said = directory / f"{name}.jsonl"
-        with self._said.open("w") as file:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "tests.s3.children"),
-                    *(object.url(), object.proxy.url, str(directory / "cache"), name),
-                ],
-                cwd=ROOT,
-                stdout=file,
-            )
+    def __init__(self, path: Path, pid: int) -> None:
+        self._path = path
+        self._pid = pid
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        os.kill(self._pid, signal.SIGKILL)
+        until(self._is_gone)
+
+    def _is_gone(self) -> bool:
+        try:
+            os.kill(self._pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
 
     def said(self) -> list[list[Any]]:
         """All but a last line that was cut off."""
-        lines = self._said.read_text().split("\n")[:-1]
+        lines = self._path.read_text().split("\n")[:-1] if self._path.exists() else []
         return [json.loads(line) for line in lines]
+
+
+@pytest.fixture
+def nursery(object: Object, tmp_path: Path) -> Iterator[Nursery]:
+    nursery = Nursery(object, tmp_path)
+    yield nursery
+    nursery.close()
 
 
 def stored(store: pgqrs.Store) -> Counter[str]:
@@ -64,7 +105,7 @@ def stored(store: pgqrs.Store) -> Counter[str]:
     return Counter(found)
 
 
-def test_nothing_acknowledged_is_lost_or_done_twice(object: Object, tmp_path: Path) -> None:
+def test_nothing_acknowledged_is_lost_or_done_twice(object: Object, nursery: Nursery) -> None:
     dice = random.Random(42)
     object.proxy.usually = {
         "PUT": sometimes(
@@ -78,22 +119,22 @@ def test_nothing_acknowledged_is_lost_or_done_twice(object: Object, tmp_path: Pa
         ),
         "GET": sometimes(2, (0.03, never_applied), (0.03, answered(503, "SlowDown"))),
     }
-    children = [Child(object, tmp_path, "0"), Child(object, tmp_path, "1")]
+    children = [nursery.bear(), nursery.bear()]
     alive = list(children)
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
-        time.sleep(min(KILL_EVERY * dice.uniform(0.5, 1.5), max(0, deadline - time.monotonic())))
-        victim = dice.randrange(2)
+        victim, lines = dice.randrange(2), dice.randint(1, MOST_LINES)
+        until(lambda v=victim, n=lines: len(alive[v].said()) >= n)
         alive[victim].kill()
-        alive[victim] = Child(object, tmp_path, str(len(children)))
+        alive[victim] = nursery.bear()
         children.append(alive[victim])
-    until(lambda: sum(len(child.said()) for child in children) > 20)
     for child in alive:
         child.kill()
 
     said = [line for child in children for line in child.said()]
     unexpected = [line for line in said if line[0] == "unexpected"]
     assert unexpected == []
+    print(Counter(line[1] if line[0] == "error" else line[0] for line in said))
     enqueued = [payload for kind, payload, _ in said if kind == "enqueued"]
     acked = Counter(payload for kind, payload, _ in said if kind == "acked")
     assert enqueued
