@@ -22,7 +22,8 @@ from __future__ import annotations
 import threading
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from sqlalchemy import Connection, Engine
@@ -57,6 +58,7 @@ class DurableReplica(Replica):
             self._start_afresh()
         self._known = False
         self._staged: object = NOWHERE
+        self._entered = ExitStack()
         self._entered_at: str | None = None
         self._uncertain: tuple[int, list[Any]] | None = None
         self._confirming = threading.Lock()
@@ -104,30 +106,23 @@ class DurableReplica(Replica):
         return result
 
     def write_alone(self, work: Work[T]) -> T:
-        self.enter()
-        try:
+        with self._one_at_a_time():
+            etag, ticket = self._prepare(), Ticket(work)
             self._staged = NOWHERE
-            ticket = Ticket(work)
             if self._write_db.write_once(lambda c: self._run(c, [ticket], guarded=False)):
-                self._publish(self._entered_at)
+                self._publish(etag)
             else:
-                self._staged = self._entered_at
+                self._staged = etag
             result: T = ticket.outcome()
             return result
-        finally:
-            self.leave()
 
     def step(self) -> None:
-        in_time = self._pipeline.acquire(timeout=self.config.retry_for)
         try:
-            tickets = self._take()
-            if not in_time:
-                self._refuse(tickets, StoreUnavailable("a transaction did not end in time"))
-            elif tickets:
-                self._settle(tickets)
-        finally:
-            if in_time:
-                self._pipeline.release()
+            with self._one_at_a_time():
+                if tickets := self._take():
+                    self._settle(tickets)
+        except StoreUnavailable as exc:
+            self._refuse(self._take(), exc)
 
     def refresh(self, *, within: float = 0.0) -> bool:
         asked = self._clock()
@@ -139,7 +134,7 @@ class DurableReplica(Replica):
     def flush(self) -> list[Any]:
         if self.task.by_hand:
             self.step()
-        with self._pipeline:
+        with self._one_at_a_time():
             deadline = self._clock() + self.config.retry_for
             while not self._try_operations():
                 if self._clock() > deadline:
@@ -164,6 +159,16 @@ class DurableReplica(Replica):
             self.slot.discard("read_db", "write_db")
 
     # One turn
+
+    @contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        """For a turn, or a transaction of the application's own."""
+        if not self._pipeline.acquire(timeout=self.config.retry_for):
+            raise StoreUnavailable("another transaction, or an upload, did not end in time")
+        try:
+            yield
+        finally:
+            self._pipeline.release()
 
     def _take(self) -> list[Ticket]:
         with self._lock:
@@ -318,13 +323,10 @@ class DurableReplica(Replica):
 
     def enter(self) -> None:
         """An application's transaction begins: a turn of its own."""
-        if not self._pipeline.acquire(timeout=self.config.retry_for):
-            raise StoreUnavailable("another transaction, or an upload, did not end in time")
-        try:
+        with ExitStack() as until_it_leaves:
+            until_it_leaves.enter_context(self._one_at_a_time())
             self._entered_at = self._prepare()
-        except BaseException:
-            self._pipeline.release()
-            raise
+            self._entered = until_it_leaves.pop_all()
 
     def before_commit(self, connection: Connection) -> None:
         self._staged = NOWHERE
@@ -337,4 +339,4 @@ class DurableReplica(Replica):
         self._changed()
 
     def leave(self) -> None:
-        self._pipeline.release()
+        self._entered.close()

@@ -23,7 +23,7 @@ FEW_PAGES = 32
 def load(connection: sqlite3.Connection, data: bytes, *, source: str) -> None:
     """Replace everything in a local database. `source` names where the bytes are from."""
     with closing(_opened(data, source)) as image:
-        image.backup(connection)
+        image.backup(connection, sleep=0.005)  # while a reader tries something out
 
 
 def dump(connection: sqlite3.Connection) -> bytes:

@@ -278,7 +278,7 @@ class LocalReplica(Replica):
         else:
             self._uploaded(etag, count=count)
             self._seen_at = begun
-        self._unsent -= unsent
+        self._unsent = max(0, self._unsent - unsent)
 
     def _uploaded(self, etag: str | None, *, count: int | None) -> None:
         """All writes up to this count are in the bucket; if there are no others, all are."""

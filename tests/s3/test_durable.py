@@ -474,6 +474,35 @@ def test_a_transaction_that_stays_open_is_waited_for_in_bounded_time(object: Obj
         pass
 
 
+def test_a_write_waits_in_bounded_time_for_a_transaction(object: Object) -> None:
+    store = object.open(by_hand=False, retry_for=0.2)
+    with store.engine.begin(), pytest.raises(pgqrs.StoreUnavailable):
+        store.producer(QUEUE).enqueue("waits for itself")
+    store.producer(QUEUE).enqueue("after")
+    assert object.payloads() == ['"after"']
+
+
+def test_what_holds_an_applications_code_is_run_once_and_alone(object: Object) -> None:
+    store = object.open()
+    runs: list[int] = []
+
+    def step_of_a_workflow(connection: Any) -> int:
+        runs.append(1)
+        if len(runs) == 1:
+            object.other().producer(QUEUE).enqueue("winner")
+        return store.using(connection).enqueue(QUEUE, "mine")
+
+    with pytest.raises(pgqrs.ConflictError):
+        store._database.write_once(step_of_a_workflow)
+    assert len(runs) == 1
+    assert ready(store) == ["winner"]
+    assert store._database.write_once(step_of_a_workflow) == 2
+    assert ready(store) == ["winner", "mine"]
+    with pytest.raises(ZeroDivisionError):
+        store._database.write_once(lambda connection: 1 // 0)
+    assert ready(store) == ["winner", "mine"]
+
+
 # The end
 
 
