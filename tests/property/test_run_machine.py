@@ -24,6 +24,14 @@ S = RunStatus
 LEASE, MAX_ATTEMPTS = 30.0, 2
 
 
+plans = st.lists(
+    st.sampled_from(["", "", "", "crash", "fail", "pause", "signal", "cancel"]), max_size=3
+)
+controls = st.sampled_from(
+    ["pause", "resume", "resume", "retry", "retry", "signal", "signal", "drive_by_hand", "cancel"]
+)
+
+
 class Crash(BaseException):
     """As if the process had died here."""
 
@@ -46,7 +54,7 @@ class RunMachine(RuleBasedStateMachine):
         self.consumer = self.store.consumer(self.queue).open()
 
     def _workflow(self) -> Any:
-        @pgqrs.step(retry=pgqrs.Retry.fixed(5, max_attempts=3))
+        @pgqrs.step(retry=pgqrs.Retry.fixed(5, max_attempts=2))
         def act(n: int) -> int:
             what = self.plan.pop(0) if self.plan else "succeed"
             if what == "crash":
@@ -73,12 +81,12 @@ class RunMachine(RuleBasedStateMachine):
         self.run.cancel()
         self.store.admin().delete_queue(self.queue, force=True)
 
-    @rule(
-        plan=st.lists(
-            st.sampled_from(["", "crash", "fail", "cancel", "pause", "signal"]), max_size=3
-        )
-    )
-    def work(self, plan: list[str]) -> None:
+    @rule(plan=plans, later=st.sampled_from([0, 5, 10, 20, 31]))
+    def work(self, plan: list[str], later: int) -> None:
+        self._work(plan, later)
+
+    def _work(self, plan: list[str], later: int) -> None:
+        self.clock.advance(later)
         self.plan = plan
         for message in self.consumer.dequeue(5):
             assert self.seen not in ENDED
@@ -106,7 +114,17 @@ class RunMachine(RuleBasedStateMachine):
                 return message.read_ct
         return None
 
+    @rule(how=controls)
+    def control(self, how: str) -> None:
+        getattr(self, how)()
+
     @rule()
+    def go_on(self) -> None:
+        """Undo what keeps it from going on, so that ends are reached too."""
+        if self.run.status() is S.PAUSED:
+            self.run.resume()
+        self._work([], 20)
+
     def cancel(self) -> None:
         status = self.run.cancel()
         if self.seen in ENDED:
@@ -114,32 +132,23 @@ class RunMachine(RuleBasedStateMachine):
         else:
             assert status in (S.CANCELLING, S.CANCELLED)
 
-    @rule()
     def pause(self) -> None:
         self._try(self.run.pause, {S.PENDING, S.RUNNING, S.SUSPENDED, S.PAUSED})
 
-    @rule()
     def resume(self) -> None:
         self._try(self.run.resume, {S.PENDING, S.RUNNING, S.SUSPENDED, S.PAUSED})
 
-    @rule()
     def retry(self) -> None:
         if self._try(self.run.retry, {S.FAILED}):
             assert self.run.status() is S.PENDING
 
-    @rule()
     def signal(self) -> None:
         self._try(lambda: self.run.signal("word", "said"), set(S) - ENDED)
 
-    @rule()
     def drive_by_hand(self) -> None:
         for call in (self.run.start, self.run.complete, lambda: self.run.fail("no")):
             with pytest.raises(pgqrs.PgqrsError):
                 call()
-
-    @rule(seconds=st.sampled_from([1, 5, 10, 31]))
-    def time_passes(self, seconds: int) -> None:
-        self.clock.advance(seconds)
 
     def _try(self, call: Any, allowed: set[RunStatus]) -> bool:
         """It is refused where it is not allowed, and only there."""
