@@ -12,6 +12,7 @@ from pgqrs.aio.bridge import Bridge, ThreadBridge
 from pgqrs.errors import EventTimedOut, ResultTimedOut
 from pgqrs.outcomes import Outcome
 from pgqrs.stores import Database
+from pgqrs.stores.wakeups import RESULTS
 from pgqrs.types import (
     Duration,
     Message,
@@ -26,7 +27,6 @@ from pgqrs.workflows.execution import execute, execute_async, is_async, registry
 from pgqrs.workflows.flows import NOTHING
 from pgqrs.workflows.guards import StepGuard
 from pgqrs.workflows.inline import run_inline, run_inline_async
-from pgqrs.workflows.journal import bell_of
 from pgqrs.workflows.runs import Run, Workflows, pauses, result_of
 
 T = TypeVar("T")
@@ -119,15 +119,17 @@ class AsyncRun:
         if ended is None:
             assert timeout is not None
             raise ResultTimedOut(f"run {self.id}", seconds("timeout", timeout))
-        return result_of(ended)
+        return result_of(ended, self._sync._decode)
 
     async def _wait(self, look: Callable[[], T | None], timeout: Duration | None) -> T | None:
         loop, rung = asyncio.get_running_loop(), asyncio.Event()
         deadline = None if timeout is None else loop.time() + seconds("timeout", timeout)
         ring = partial(loop.call_soon_threadsafe, rung.set)
-        with self._sync._database.wakeups.doorbell(bell_of(self.id), ring):
-            for pause in pauses():
+        with self._sync._database.wakeups.doorbell(RESULTS, ring):
+            for pause, tell in pauses():
                 rung.clear()
+                if tell:
+                    await self._bridge.run(self._sync._expect)
                 found = await self._bridge.run(look)
                 left = None if deadline is None else deadline - loop.time()
                 if found is not None or (left is not None and left <= 0):
@@ -221,9 +223,10 @@ class AsyncWorkflows:
         """Start a run and run it here to its end. `workflow.run_inline(…)` reads better."""
         call = (self._database, workflow, args, kwargs or {})
         if workflow.is_async:
-            return result_of(await run_inline_async(*call, offload=self._bridge.run))
-        inline = partial(run_inline, *call, reach=self._reach())
-        return result_of(await asyncio.to_thread(inline))
+            ended = await run_inline_async(*call, offload=self._bridge.run)
+        else:
+            ended = await asyncio.to_thread(partial(run_inline, *call, reach=self._reach()))
+        return result_of(ended, workflow.signature.decode_result)
 
     async def execute(self, message: Message, known: Iterable[Workflow[..., Any]]) -> Outcome:
         """Run the run of a message that you have dequeued: an async workflow in this event loop, a

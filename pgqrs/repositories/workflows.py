@@ -119,10 +119,11 @@ class ActiveRun(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How a run ended, and whose message became ready by that."""
+    """How a run ended, who waits for that, and whose message became ready by it."""
 
     id: int
     status: RunStatus
+    is_wanted: bool = False
     ring: str | None = None
 
 
@@ -337,7 +338,14 @@ _END_VALUES: dict[str, Any] = {
     "ended_at": moment("now"),
     "wake_at": null(),
 }
-_ENDED = (workflows.c.id, workflows.c.status, workflows.c.parent_id)
+_ENDED = (
+    workflows.c.id,
+    workflows.c.status,
+    workflows.c.parent_id,
+    select(func.coalesce(queues.c.results_wanted_until > moment("now"), false()))
+    .where(queues.c.id == workflows.c.queue_id)
+    .scalar_subquery(),
+)
 _gone = delete(messages).where(*FENCE_ONE).returning(messages.c.id).cte("gone")
 _POSTGRES_END = Hot(
     update(workflows)
@@ -387,8 +395,9 @@ def end(
     found = _end(connection, bound | at(now=(now, 0.0)))
     if not found:
         raise LeaseLost(list(hold.tokens))
-    id, became, parent_id = found[0]
-    return Ended(id, became, nudge(connection, parent_id, now=now) if has_parent else None)
+    id, became, parent_id, is_wanted = found[0]
+    ring = nudge(connection, parent_id, now=now) if has_parent else None
+    return Ended(id, became, bool(is_wanted), ring)
 
 
 def drop_message(connection: Connection, hold: Holds) -> None:
@@ -417,7 +426,7 @@ def end_lost(
         "new_error": error,
         "new_failed_step": None,
     } | at(now=(now, 0.0))
-    for _, _, parent_id in connection.execute(_END_LOST, bound).all():
+    for _, _, parent_id, _ in connection.execute(_END_LOST, bound).all():
         if parent_id is not None:
             nudge(connection, parent_id, now=now)
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class Child:
     """A run that this run has started. Asking for its result waits for it."""
 
-    def __init__(self, context: Context, name: str, id: int) -> None:
+    def __init__(self, context: Context, workflow: Workflow[..., Any], id: int) -> None:
         self._context = context
-        self._name = name
+        self._workflow = workflow
         self.id = id
 
     def result(self) -> Any:
@@ -33,11 +33,11 @@ class Child:
         `RunCancelled` if it was cancelled.
         """
         context = self._context
-        call = context.take(f"pgqrs.result:{self._name}")
-        return context.perform(_result(context, call, self.id))
+        call = context.take(f"pgqrs.result:{self._workflow.name}")
+        return context.perform(_result(context, call, self._workflow, self.id))
 
     def __repr__(self) -> str:
-        return f"<child run {self.id} of {self._name}>"
+        return f"<child run {self.id} of {self._workflow.name}>"
 
 
 def start_child(
@@ -56,7 +56,7 @@ def _start(
     kwargs: Mapping[str, Any],
 ) -> Flow[Child]:
     if call.record is not None:
-        return Child(context, workflow.name, call.record.output)
+        return Child(context, workflow, call.record.output)
     arguments = workflow.start_arguments(args, kwargs, context.journal.database.config)
     step = NewStep(call.step_id, call.position, StepStatus.COMPLETED)
     try:
@@ -65,12 +65,12 @@ def _start(
         )
     except RecordedBefore:
         record = yield from persist(partial(context.journal.get_step, context.id, call.step_id))
-        return Child(context, workflow.name, record.output)
+        return Child(context, workflow, record.output)
     context.check(recorded)
-    return Child(context, workflow.name, id)
+    return Child(context, workflow, id)
 
 
-def _result(context: Context, call: Call, child_id: int) -> Flow[Any]:
+def _result(context: Context, call: Call, workflow: Workflow[..., Any], child_id: int) -> Flow[Any]:
     if call.record is None:
         child: RunInfo = yield from persist(partial(context.journal.find_run, child_id))
         if not child.has_ended:
@@ -86,4 +86,4 @@ def _result(context: Context, call: Call, child_id: int) -> Flow[Any]:
         raise RunFailed(child_id, ended["error"])
     if ended["status"] == RunStatus.CANCELLED:
         raise RunCancelled(child_id)
-    return ended["output"]
+    return workflow.signature.decode_result(ended["output"])

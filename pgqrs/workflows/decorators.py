@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
+from pgqrs.codecs import Signature
 from pgqrs.config import Config
 from pgqrs.current import store_for
 from pgqrs.errors import InvalidArgument
@@ -109,6 +110,7 @@ def step(
     def decorate(function: Callable[..., Any]) -> Step[..., Any]:
         options = StepOptions(
             function=function,
+            signature=Signature(function),
             retry=retry,
             retry_on=retry_on,
             timeout=None if timeout is None else seconds("timeout", timeout),
@@ -153,6 +155,7 @@ class Workflow(Generic[P, T]):
         functools.update_wrapper(self, function)
         self.name = valid_name("workflow", name)
         self.function = function
+        self.signature = Signature(function)
         self.is_async = asyncio.iscoroutinefunction(function)
         self._options = options
 
@@ -210,7 +213,7 @@ class Workflow(Generic[P, T]):
         return {
             "name": self.name,
             "queue": options.queue,
-            "input": values.dump_arguments(args, kwargs, config),
+            "input": values.dump_arguments(self.signature, args, kwargs, config),
             "key": options.key,
             "version": options.version,
             "delay": 0.0 if options.delay is None else seconds("delay", options.delay),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from pgqrs.codecs import Signature
 from pgqrs.errors import InvalidPayload, LeaseLost, RunOverdue, StepFailed
 from pgqrs.outcomes import GivenBack, Outcome, Settled
 from pgqrs.payloads import error_text
@@ -84,7 +85,7 @@ def execute(
         context = Context(ask.run, journal, History(ask.records), reach)
         with inside(context):
             try:
-                args, kwargs = values.load_arguments(ask.run.input)
+                args, kwargs = values.load_arguments(ask.workflow.signature, ask.run.input)
                 return _gone(context, ask.workflow.function(*args, **kwargs))
             except BaseException as exc:
                 return _gone(context, None, exc)
@@ -104,7 +105,7 @@ async def execute_async(
     async def go(ask: Go) -> Gone:
         context = AsyncContext(ask.run, journal, History(ask.records), offload=offload)
         try:
-            args, kwargs = values.load_arguments(ask.run.input)
+            args, kwargs = values.load_arguments(ask.workflow.signature, ask.run.input)
             return _gone(context, await context.run_main(ask.workflow.function, args, kwargs))
         except Exception as exc:
             return _gone(context, None, exc)
@@ -146,7 +147,7 @@ def _execution(journal: Journal, known: Registry, message: Message) -> Execution
         if message.read_ct > 1 or run.has_past:
             records = yield Persist(partial(journal.history, run.id))
         gone = yield Go(run, records, workflow)
-        return (yield from _settle(journal, run, gone))
+        return (yield from _settle(journal, run, gone, workflow.signature))
     except LeaseLost:
         logger.warning("lease lost on message %d: what its run did does not count", message.id)
         return Settled()
@@ -163,11 +164,13 @@ def _told(run: ActiveRun) -> Gone | None:
     return None
 
 
-def _settle(journal: Journal, run: ActiveRun, gone: Gone) -> Execution:
+def _settle(
+    journal: Journal, run: ActiveRun, gone: Gone, signature: Signature | None = None
+) -> Execution:
     """Write down how it went."""
     match gone.interrupt:
         case None:
-            yield Persist(partial(journal.end, run, **_ending(journal, run, gone)))
+            yield Persist(partial(journal.end, run, **_ending(journal, run, gone, signature)))
         case Suspend(until=until):
             yield from _wait(journal, run, until)
         case Pause():
@@ -192,10 +195,13 @@ def _wait(journal: Journal, run: ActiveRun, until: Any) -> Execution:
     return Settled()
 
 
-def _ending(journal: Journal, run: ActiveRun, gone: Gone) -> dict[str, Any]:
+def _ending(
+    journal: Journal, run: ActiveRun, gone: Gone, signature: Signature | None
+) -> dict[str, Any]:
     if gone.error is None:
+        assert signature is not None
         try:
-            text = values.dump(gone.value, journal.database.config)
+            text = values.dump_result(signature, gone.value, journal.database.config)
             return {"status": RunStatus.COMPLETED, "output": text}
         except InvalidPayload as exc:
             gone = Gone(error=exc)

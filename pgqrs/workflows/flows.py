@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
+from pgqrs.codecs import Signature
 from pgqrs.errors import EventTimedOut, LeaseLost, StepFailed
 from pgqrs.payloads import error_text
 from pgqrs.repositories.steps import NewStep, Recorded
@@ -44,6 +45,7 @@ class StepOptions:
     """How a step is done."""
 
     function: Callable[..., Any]
+    signature: Signature
     retry: Retry | None = None
     retry_on: decide.RetryOn | None = None
     timeout: float | None = None
@@ -85,7 +87,7 @@ def run_step(
     """A step: what it returned if it is done, else do it."""
     decision = decide.replay(call.record, now=context.now)
     if not isinstance(decision, decide.Execute):
-        return (yield from _follow(call, decision))
+        return options.signature.decode_result((yield from _follow(call, decision)))
     attempt = _Attempt(context, call, decision.attempt, options)
     do = _do_in_transaction if options.transactional else _do
     return (yield from do(attempt, args, kwargs))
@@ -104,13 +106,13 @@ def _do(attempt: _Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flo
     options, context = attempt.options, attempt.context
     try:
         value = yield Invoke(options.function, args, kwargs, attempt.call.step_id, options.timeout)
-        text = values.dump(value, context.journal.database.config)
+        text = values.dump_result(options.signature, value, context.journal.database.config)
     except Exception as exc:
         return (yield from _failed(attempt, exc))
     yield from _record(
         context, attempt.record(StepStatus.COMPLETED, output=text), again=attempt.again
     )
-    return values.as_replayed(value, text)
+    return values.as_replayed(options.signature, value, text)
 
 
 def _do_in_transaction(
@@ -118,13 +120,13 @@ def _do_in_transaction(
 ) -> Flow[Any]:
     """The step's function has the connection; its record is committed with what it wrote there."""
     context, journal = attempt.context, attempt.context.journal
-    config = journal.database.config
+    config, signature = journal.database.config, attempt.options.signature
     returned: list[tuple[Any, str]] = []
 
     def call(connection: Connection) -> NewStep:
         with outside():
             value = attempt.options.function(connection, *args, **kwargs)
-        text = values.dump(value, config)
+        text = values.dump_result(signature, value, config)
         returned.append((value, text))
         return attempt.record(StepStatus.COMPLETED, output=text)
 
@@ -135,9 +137,9 @@ def _do_in_transaction(
         return (yield from _failed(attempt, exc.error))
     except RecordedBefore:
         record = yield from persist(partial(journal.get_step, context.id, attempt.call.step_id))
-        return record.output
+        return signature.decode_result(record.output)
     context.check(recorded)
-    return values.as_replayed(*returned[-1])
+    return values.as_replayed(signature, *returned[-1])
 
 
 def _failed(attempt: _Attempt, error: Exception) -> Flow[Any]:

@@ -8,6 +8,7 @@ it first, this process or a worker, the result is the same.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from pgqrs.consumer import Consumer
+from pgqrs.consumer import Holder
 from pgqrs.errors import PgqrsError
 from pgqrs.repositories import workflows
 from pgqrs.stores import Database
@@ -58,20 +59,17 @@ def run_inline(
     reach: Reach = lambda call: call(),
 ) -> RunInfo:
     """Run a sync workflow in this thread, to its end."""
-    consumer = Consumer(database, workflow.queue)
+    holder = Holder(database)
 
     def answer(ask: Persist | Carry | Nap) -> Any:
         if isinstance(ask, Persist):
             return reach(ask.call)
         if isinstance(ask, Nap):
             return time.sleep(ask.seconds)
-        with kept(consumer, ask.message, reach):
+        with kept(holder, ask.message, reach):
             return execute(database, registry([workflow]), ask.message, reach=reach)
 
-    try:
-        return drive(inline(database, consumer, workflow, args, kwargs), answer)
-    finally:
-        reach(consumer.close)
+    return drive(inline(database, workflow, args, kwargs), answer)
 
 
 async def run_inline_async(
@@ -83,54 +81,49 @@ async def run_inline_async(
     offload: Offload,
 ) -> RunInfo:
     """Run an async workflow in this event loop, to its end."""
-    consumer = Consumer(database, workflow.queue)
+    holder = Holder(database)
 
     async def answer(ask: Persist | Carry | Nap) -> Any:
         if isinstance(ask, Persist):
             return await offload(ask.call)
         if isinstance(ask, Nap):
             return await asyncio.sleep(ask.seconds)
-        renewing = asyncio.create_task(_keep(consumer, ask.message, offload))
+        renewing = asyncio.create_task(_keep(holder, ask.message, offload))
         try:
             return await execute_async(database, registry([workflow]), ask.message, offload=offload)
         finally:
             renewing.cancel()
 
-    try:
-        return await drive_async(inline(database, consumer, workflow, args, kwargs), answer)
-    finally:
-        await offload(consumer.close)
+    return await drive_async(inline(database, workflow, args, kwargs), answer)
 
 
 def inline(
     database: Database,
-    consumer: Consumer,
     workflow: Workflow[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Inline:
     """The way of a run from its start to its end."""
     arguments = workflow.start_arguments(args, kwargs, database.config)
-    run_id, message = yield Persist(partial(_begin, database, consumer, arguments))
+    worker = -secrets.randbits(62)  # a holder like any other, but too short-lived for a row
+    run_id, message = yield Persist(partial(_begin, database, worker, arguments))
     while True:
         if message is not None:
             yield Carry(message)
         run: RunInfo = yield Persist(lambda: database.read(lambda c: workflows.get(c, run_id)))
         if run.has_ended:
             return run
-        message = yield Persist(partial(_claim, database, consumer, run_id))
+        message = yield Persist(partial(_claim, database, worker, run_id))
         if message is None:
             yield Nap(LOOK_EVERY)
 
 
 def _begin(
-    database: Database, consumer: Consumer, arguments: dict[str, Any]
+    database: Database, worker: int, arguments: dict[str, Any]
 ) -> tuple[int, Message | None]:
     """Start the run with its message in our hands."""
 
     def begin() -> tuple[int, Message | None]:
-        worker = consumer.open().worker_id
-        assert worker is not None
         now = database.now()
 
         def work(connection: Connection) -> tuple[int, Message | None]:
@@ -142,9 +135,7 @@ def _begin(
     return with_queue(database, arguments["queue"], begin)
 
 
-def _claim(database: Database, consumer: Consumer, run_id: int) -> Message | None:
-    worker = consumer.open().worker_id
-    assert worker is not None
+def _claim(database: Database, worker: int, run_id: int) -> Message | None:
     now = database.now()
     return database.write(
         lambda c: workflows.claim(c, run_id, worker=worker, now=now), repeatable=True
@@ -152,14 +143,14 @@ def _claim(database: Database, consumer: Consumer, run_id: int) -> Message | Non
 
 
 @contextmanager
-def kept(consumer: Consumer, message: Message, reach: Reach) -> Iterator[None]:
+def kept(holder: Holder, message: Message, reach: Reach) -> Iterator[None]:
     """Renew the lease of a message meanwhile, from a thread of its own."""
     done = threading.Event()
 
     def renew() -> None:
         while not done.wait(_lease(message) / 3):
             with suppress(PgqrsError):  # lost or not, the run itself finds out
-                reach(partial(consumer.extend, message, _lease(message)))
+                reach(partial(holder.extend, message, _lease(message)))
 
     thread = threading.Thread(target=renew, name="pgqrs-inline", daemon=True)
     thread.start()
@@ -170,12 +161,12 @@ def kept(consumer: Consumer, message: Message, reach: Reach) -> Iterator[None]:
         thread.join()
 
 
-async def _keep(consumer: Consumer, message: Message, offload: Offload) -> None:
+async def _keep(holder: Holder, message: Message, offload: Offload) -> None:
     """The same as a task."""
     while True:
         await asyncio.sleep(_lease(message) / 3)
         with suppress(PgqrsError):
-            await offload(partial(consumer.extend, message, _lease(message)))
+            await offload(partial(holder.extend, message, _lease(message)))
 
 
 def _lease(message: Message) -> float:

@@ -19,6 +19,7 @@ from pgqrs.repositories.expressions import Holds
 from pgqrs.repositories.steps import NewStep, Recorded
 from pgqrs.repositories.workflows import ActiveRun
 from pgqrs.stores import Database
+from pgqrs.stores.wakeups import RESULTS
 from pgqrs.types import EventKind, Message, RunInfo, RunStatus, StepInfo, StepStatus
 from pgqrs.workflows.starting import with_queue
 
@@ -183,7 +184,7 @@ class Journal:
             return recorded
 
         recorded = self.database.write(work, repeatable=True)
-        self.database.wakeups.ring(bell_of(run_id))
+        self.database.wakeups.ring(RESULTS)
         return recorded
 
     def suspend(self, *, until: datetime | None, nudge_ct: int) -> RunStatus:
@@ -224,15 +225,13 @@ class Journal:
         )
         if ended.ring is not None:
             self.database.ring(ended.ring)
-        self.database.wakeups.ring(bell_of(run.id))
+        if ended.is_wanted:
+            self.database.ring_of_results(self.queue)
+        else:
+            self.database.wakeups.ring(RESULTS)
 
     def drop(self) -> None:
         """The message is of no use: its run has ended, or is no more."""
         self.database.write(
             lambda c: workflows.drop_message(c, self.hold), single=True, repeatable=True
         )
-
-
-def bell_of(run_id: int) -> str:
-    """What rings in this process when a run has news for others."""
-    return f"pgqrs run {run_id}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection
@@ -24,6 +24,7 @@ from pgqrs.payloads import error_text
 from pgqrs.repositories import events, steps, workflows
 from pgqrs.repositories.workflows import Started
 from pgqrs.stores import Database
+from pgqrs.stores.wakeups import RESULTS, SELDOM
 from pgqrs.types import (
     ENDED,
     Duration,
@@ -42,10 +43,11 @@ from pgqrs.workflows.execution import execute, execute_async, is_async, registry
 from pgqrs.workflows.flows import NOTHING
 from pgqrs.workflows.guards import StepGuard, acquire_step
 from pgqrs.workflows.inline import run_inline, run_inline_async
-from pgqrs.workflows.journal import bell_of
 from pgqrs.workflows.starting import with_queue
 
 T = TypeVar("T")
+Decode = Callable[[Any], Any]
+"""What a result is to its caller."""
 BATCH = 1000
 SOONEST, LATEST = 0.01, 0.5
 """How long to wait before looking again for what another process does."""
@@ -54,8 +56,9 @@ SOONEST, LATEST = 0.01, 0.5
 class Run:
     """A run of a workflow."""
 
-    def __init__(self, database: Database, id: int) -> None:
+    def __init__(self, database: Database, id: int, decode: Decode = lambda output: output) -> None:
         self._database = database
+        self._decode = decode
         self.id = id
 
     # Asking
@@ -99,7 +102,7 @@ class Run:
         if ended is None:
             assert timeout is not None
             raise ResultTimedOut(f"run {self.id}", seconds("timeout", timeout))
-        return result_of(ended)
+        return result_of(ended, self._decode)
 
     def _ended(self) -> RunInfo | None:
         run = self.refresh()
@@ -113,15 +116,23 @@ class Run:
         """Look until there is something, or the time is over."""
         deadline = None if timeout is None else time.monotonic() + seconds("timeout", timeout)
         rung = threading.Event()
-        with self._database.wakeups.doorbell(bell_of(self.id), rung.set):
-            for pause in pauses():
+        with self._database.wakeups.doorbell(RESULTS, rung.set):
+            for pause, tell in pauses():
                 rung.clear()
+                if tell:
+                    self._expect()
                 found = look()
                 left = None if deadline is None else deadline - time.monotonic()
                 if found is not None or (left is not None and left <= 0):
                     return found
                 rung.wait(pause if left is None else min(pause, left))
         return None
+
+    def _expect(self) -> None:
+        """Who ends the run elsewhere should say so."""
+        queue = self.refresh().queue
+        if queue is not None:
+            self._database.expect_results(queue, seconds=4 * SELDOM)
 
     # Telling
 
@@ -152,7 +163,7 @@ class Run:
         ring, run = self._database.write(work, repeatable=True)
         for queue in ring:
             self._ring(queue)
-        self._database.wakeups.ring(bell_of(self.id))
+        self._database.wakeups.ring(RESULTS)
         return run.status
 
     def pause(self) -> None:
@@ -193,7 +204,7 @@ class Run:
 
         started, queue = self._database.write(work)
         self._ring(queue)
-        return Run(self._database, started.id)
+        return Run(self._database, started.id, self._decode)
 
     # Driving it by hand
 
@@ -244,7 +255,7 @@ class Run:
             if run.message_id is not None:
                 raise InvalidArgument("run", f"run {self.id} is run by workers, not by hand")
             raise RunEnded(self.id, run.status, what)
-        self._database.wakeups.ring(bell_of(self.id))
+        self._database.wakeups.ring(RESULTS)
 
     def _refuse(self, what: str, *, unless: Sequence[RunStatus]) -> None:
         status = self.status()
@@ -273,7 +284,7 @@ class Workflows:
     ) -> Run:
         """Start a run. `workflow.start(…)` reads better."""
         arguments = workflow.start_arguments(args, kwargs or {}, self._database.config)
-        return Run(self._database, self._start(arguments).id)
+        return Run(self._database, self._start(arguments).id, workflow.signature.decode_result)
 
     def create(
         self,
@@ -319,7 +330,7 @@ class Workflows:
             )
         else:
             ended = run_inline(self._database, *arguments)
-        return result_of(ended)
+        return result_of(ended, workflow.signature.decode_result)
 
     def execute(self, message: Message, known: Iterable[Workflow[..., Any]]) -> Outcome:
         """Run the run of a message that you have dequeued. For loops of your own: a worker does it
@@ -424,21 +435,28 @@ class Workflows:
         return self.handle(run_id).get_event(name, timeout, default=default)
 
 
-def pauses() -> Iterable[float]:
-    """Ever longer waits between two looks."""
-    pause = SOONEST
+def pauses() -> Iterator[tuple[float, bool]]:
+    """Ever longer waits between two looks, and whether to say before the look that somebody waits.
+
+    Not at the first one, after which most need not wait.
+    """
+    pause, told_at = SOONEST, float("-inf")
+    yield 0.0, False
     while True:
-        yield pause
+        now = time.monotonic()
+        tell = now - told_at > SELDOM
+        told_at = now if tell else told_at
+        yield pause, tell
         pause = min(pause * 1.5, LATEST)
 
 
-def result_of(run: RunInfo) -> Any:
+def result_of(run: RunInfo, decode: Decode) -> Any:
     """What a run that has ended returned, or the error that says how it ended."""
     if run.status is RunStatus.FAILED:
         raise RunFailed(run.id, run.error)
     if run.status is RunStatus.CANCELLED:
         raise RunCancelled(run.id)
-    return run.output
+    return decode(run.output)
 
 
 def _status(status: RunStatus | str) -> RunStatus:

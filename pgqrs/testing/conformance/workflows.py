@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -152,6 +155,51 @@ def test_what_is_replayed_is_what_was_returned(store: Any, drain: Drain, crash_o
     crash_once(work)
     drain(work)
     assert seen[0] == seen[1] == {"tuple": [1, 2], "float": 1.0, "none": None}
+
+
+@dataclass
+class Order:
+    id: UUID
+    at: datetime
+    amount: Decimal
+
+
+def test_hints_say_what_values_are(
+    store: Any, drain: Drain, crash_once: Drain, clock: ManualClock
+) -> None:
+    seen: list[Any] = []
+
+    @pgqrs.step
+    def place(order: Order) -> Order:
+        return order
+
+    @pgqrs.step
+    def fail_once() -> None:
+        if len(seen) == 1:
+            raise Crash
+
+    @pgqrs.workflow
+    def work(order: Order) -> Order:
+        seen.append(place(order))
+        fail_once()
+        return order
+
+    @pgqrs.workflow
+    def parent(order: Order) -> bool:
+        return bool(work.start(order).result() == order)
+
+    order = Order(UUID(int=1), clock.now(), Decimal("1.50"))
+    run = work.start(order, store=store)
+    crash_once(work)
+    drain(work)
+    assert seen == [order, order]
+    assert run.result(timeout=0) == order
+    assert work.run_inline(order, store=store) == order
+    run = parent.start(order, store=store)
+    drain(work, parent)
+    assert run.result(timeout=0) is True
+    with pytest.raises(InvalidArgument, match="missing a required argument"):
+        work.start(store=store)
 
 
 def test_a_failed_step_fails_the_run_the_same_way_each_time(
@@ -701,8 +749,12 @@ def test_what_cannot_be_kept_is_a_clear_error(store: Any, drain: Drain) -> None:
         drain(work)
         with pytest.raises(RunFailed, match="object is not JSON"):
             run.result(timeout=0)
+
+    @pgqrs.workflow
+    def an_argument(value: Any) -> None: ...
+
     with pytest.raises(pgqrs.InvalidPayload):
-        a_step.start(object(), store=store)
+        an_argument.start(object(), store=store)
 
 
 def test_run_inline(store: Any, drain: Drain) -> None:
