@@ -19,6 +19,7 @@ from pgqrs.cli.target import Target, name_of
 from pgqrs.cli.tasks import task
 from pgqrs.cli.top import top
 from pgqrs.cli.workers import worker
+from pgqrs.cli.workflows import workflow
 
 
 @click.group(
@@ -67,7 +68,7 @@ def verify(target: Target) -> None:
         click.echo(f"The tables in {name_of(store)} are up to date.")
 
 
-for command in (queue, enqueue, dequeue, task, schedule, worker, stats, top):
+for command in (queue, enqueue, dequeue, task, workflow, schedule, worker, stats, top):
     app.add_command(command)
 for command in (demo, demo_consumer, copy):
     app.add_command(command)
