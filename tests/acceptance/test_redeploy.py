@@ -67,9 +67,11 @@ CONTRADICTION = VERSION_A.replace("parcel = pack(item)", "parcel = send(item)")
 
 def work(directory: Path, url: str, version: str) -> None:
     """A process with this version of the module works until nothing is left to do."""
-    (directory / "app.py").write_text(version)
+    deployed = directory / f"{len(list(directory.iterdir()))}"
+    deployed.mkdir()
+    (deployed / "app.py").write_text(version)
     code = WORK.format(root=str(ROOT), url=url)
-    subprocess.run([sys.executable, "-B", "-c", code], cwd=directory, check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", code], cwd=deployed, check=True, timeout=300)
 
 
 def test_another_version_finishes_what_one_began(database: str, tmp_path: Path) -> None:
