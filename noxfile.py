@@ -105,6 +105,14 @@ def pgbouncer(session: nox.Session) -> None:
 
 
 @nox.session
+def acceptance(session: nox.Session) -> None:
+    """The large sizes of the tests that kill workers, and of those with very many runs."""
+    install(session, "test")
+    tests = ("tests/acceptance/test_workflow_crashes.py", "tests/acceptance/test_sleeping.py")
+    session.run("pytest", "-s", *tests, *session.posargs, env={"PGQRS_TEST_FULL": "1"})
+
+
+@nox.session
 def s3(session: nox.Session) -> None:
     """Stores in S3 on a second server, and the processes that fight over an object for a minute."""
     install(session, "test")
@@ -156,3 +164,11 @@ def bench(session: nox.Session) -> None:
     """Benchmarks against a raw driver in the same run; see benchmarks/README.md."""
     install(session, "test")
     session.run("python", "-m", "benchmarks", *session.posargs)
+
+
+@nox.session(name="bench-peers")
+def bench_peers(session: nox.Session) -> None:
+    """Workflows beside DBOS, on the same server and on SQLite."""
+    install(session, "test")
+    session.install("dbos")
+    session.run("python", "-m", "benchmarks.workflows", *session.posargs)

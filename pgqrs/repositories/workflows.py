@@ -445,7 +445,7 @@ _UNHELD = (
 )
 _MAKE_READY = (
     update(messages)
-    .where(*_UNHELD, ~messages.c.ready)
+    .where(*_UNHELD, ~messages.c.ready, messages.c.blocked == 0)
     .values(ready=true(), vt=moment("now"))
     .returning(
         select(queues.c.queue_name).where(queues.c.id == messages.c.queue_id).scalar_subquery()
