@@ -105,14 +105,6 @@ def pgbouncer(session: nox.Session) -> None:
 
 
 @nox.session
-def acceptance(session: nox.Session) -> None:
-    """The large sizes of the tests that kill workers, and of those with very many runs."""
-    install(session, "test")
-    tests = ("tests/acceptance/test_workflow_crashes.py", "tests/acceptance/test_sleeping.py")
-    session.run("pytest", "-s", *tests, *session.posargs, env={"PGQRS_TEST_FULL": "1"})
-
-
-@nox.session
 def s3(session: nox.Session) -> None:
     """Stores in S3 on a second server, and the processes that fight over an object for a minute."""
     install(session, "test")
@@ -157,6 +149,8 @@ def acceptance(session: nox.Session) -> None:
         *("pytest", "tests/acceptance/test_workers.py", *session.posargs),
         env={"PGQRS_ACCEPTANCE": "full"},
     )
+    workflows = ("tests/acceptance/test_workflow_crashes.py", "tests/acceptance/test_sleeping.py")
+    session.run("pytest", "-s", *workflows, *session.posargs, env={"PGQRS_TEST_FULL": "1"})
 
 
 @nox.session

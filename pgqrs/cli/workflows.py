@@ -235,7 +235,11 @@ def signal(target: Target, id: int, name: str, payload: str) -> None:
 
 @workflow.command()
 @click.option("--older-than", type=parameters.duration, required=True, help="30d, 12h …")
-@click.option("--status", type=click.Choice(["completed", "failed", "cancelled"]))
+@click.option(
+    "--status",
+    type=click.Choice(["completed", "failed", "cancelled"]),
+    help="Only those that ended like this.",
+)
 @parameters.as_json
 @click.pass_obj
 def purge(target: Target, older_than: float, status: str | None, as_json: bool) -> None:
