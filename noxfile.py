@@ -143,14 +143,14 @@ def build(session: nox.Session) -> None:
 
 @nox.session
 def acceptance(session: nox.Session) -> None:
-    """Workers that are killed, at full size: 20,000 tasks on each database. Takes minutes."""
+    """Workers that are killed, at full size: 20,000 tasks and 500 runs on each database, and ten
+    thousand runs that sleep. Takes minutes.
+    """
     install(session, "test")
-    session.run(
-        *("pytest", "tests/acceptance/test_workers.py", *session.posargs),
-        env={"PGQRS_ACCEPTANCE": "full"},
-    )
-    workflows = ("tests/acceptance/test_workflow_crashes.py", "tests/acceptance/test_sleeping.py")
-    session.run("pytest", "-s", *workflows, *session.posargs, env={"PGQRS_TEST_FULL": "1"})
+    tests = [
+        f"tests/acceptance/test_{name}.py" for name in ("workers", "workflow_crashes", "sleeping")
+    ]
+    session.run("pytest", *tests, *session.posargs, env={"PGQRS_ACCEPTANCE": "full"})
 
 
 @nox.session

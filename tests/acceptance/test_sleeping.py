@@ -1,6 +1,6 @@
 """Very many runs that sleep cost rows, and neither threads nor memory.
 
-`PGQRS_TEST_FULL=1` (`nox -s acceptance`) lets ten thousand sleep.
+`PGQRS_ACCEPTANCE=full` (`nox -s acceptance`) lets ten thousand sleep.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 import pgqrs
 from pgqrs.testing import ManualClock
 
-RUNS = 10_000 if os.environ.get("PGQRS_TEST_FULL") else 300
+RUNS = 10_000 if os.environ.get("PGQRS_ACCEPTANCE") == "full" else 300
 HOUR = 3600
 MEGABYTES = 100
 

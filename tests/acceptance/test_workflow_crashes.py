@@ -1,6 +1,6 @@
 """Workers are killed while they run workflows, at any moment and between an effect and its record.
 
-`PGQRS_TEST_FULL=1` (`nox -s acceptance`) runs the large size.
+`PGQRS_ACCEPTANCE=full` (`nox -s acceptance`) runs the large size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.acceptance import crashing
 from tests.acceptance.crashing import STEPS, work
 
 ROOT = Path(__file__).parents[2]
-FULL = bool(os.environ.get("PGQRS_TEST_FULL"))
+FULL = os.environ.get("PGQRS_ACCEPTANCE") == "full"
 RUNS = 500 if FULL else 40
 WORKERS = 3
 KILL_EVERY = 25
