@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import Connection, Engine, event, text
 
@@ -151,3 +152,31 @@ def test_claims_from_a_queue_with_limits_find_messages_by_index(store: pgqrs.Sto
         plan = explained(store, lambda: consumer.dequeue(20))
     assert reads_by_index(plan), plan
     assert "ix_pgqrs_messages_parked" in plan
+
+
+def test_plans_made_for_an_empty_table_are_good_for_a_full_one(postgres_database: str) -> None:
+    with pgqrs.Store(postgres_database, upgrade=True) as store:
+        store.admin().create_queue("tasks")
+        with psycopg.connect(postgres_database, autocommit=True) as connection:
+            connection.execute("VACUUM (ANALYZE) pgqrs_messages")
+        with store.consumer("tasks") as consumer:
+            for _ in range(20):  # until the server has settled on a plan
+                assert consumer.dequeue(10) == []
+            plans = store.read(_plans_of_claims)
+    assert plans
+    assert "Seq Scan on pgqrs_messages" not in plans, plans
+
+
+def _plans_of_claims(connection: Connection) -> str:
+    """Of the prepared statements of this connection; a single read has the one that claimed."""
+    prepared = connection.exec_driver_sql(
+        "SELECT name, cardinality(parameter_types) FROM pg_prepared_statements "
+        "WHERE statement LIKE '%%SKIP LOCKED%%' AND generic_plans > 0"
+    ).all()
+    return "\n".join(
+        line
+        for name, count in prepared
+        for (line,) in connection.exec_driver_sql(
+            f"EXPLAIN EXECUTE {name} ({', '.join(['NULL'] * count)})"
+        )
+    )
