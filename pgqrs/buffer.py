@@ -199,7 +199,8 @@ class Buffer(Holder):
         with self._state:
             deadline = NEVER if self._wait is None else time.monotonic() + self._wait
             if not self._ahead and (self._done or self._wait is not None):
-                self._flush_wanted = True  # what comes next may wait for it, in a group or a limit
+                # What comes next may wait for it, in a group or a limit.
+                self._flush_wanted = self._flush_wanted or bool(self._done)
                 self._ring()
             return _Asked(self._looks_begun, deadline)
 
