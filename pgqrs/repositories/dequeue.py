@@ -90,12 +90,14 @@ class Claimed:
 
 # Parts that both databases share
 
+# Not the column itself: `case` writes out what it is given, and an identity pulls in a dialect.
+_ID = type_coerce(queues.c.id, BigId)
 QUEUE = (
     select(
         queues.c.lease,
         queues.c.max_read_ct,
         type_coerce(workers.c.status, Text()).label("status"),
-        case((and_(~queues.c.paused, workers.c.status == "ready"), queues.c.id)).label("open_id"),
+        case((and_(~queues.c.paused, workers.c.status == "ready"), _ID)).label("open_id"),
     )
     .add_columns(
         or_(
