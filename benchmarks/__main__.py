@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from rich.console import Console
 
-from benchmarks import flatness, latency, throughput
+from benchmarks import flatness, latency, throughput, workers
 from benchmarks.driver import Backend
 from benchmarks.report import Result, markdown, table
 from benchmarks.sites import sites, version
@@ -20,6 +20,7 @@ from benchmarks.sites import sites, version
 SUITES: dict[str, Any] = {
     "Throughput, per second (median of rounds, taken in turns)": throughput,
     "Latency: enqueue to handler, in µs, with an idle consumer": latency,
+    "Workers: trivial messages per second, and from enqueue to result in µs": workers,
     "Flatness: a claim of 10, in µs, as the tables grow": flatness,
 }
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
@@ -54,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only",
         metavar="NAME",
-        help="drain, enqueue, flat, wakeup, idle, drain-100x4, 'drain-*x4' …",
+        help="drain, enqueue, flat, wakeup, idle, worker, result, drain-100x4, 'drain-*x4' …",
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="also save every round")
     parser.add_argument("--markdown", action="store_true", help="tables for a README")

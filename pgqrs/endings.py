@@ -46,8 +46,8 @@ class Endings:
         self._forget = forget
         self._waiting: deque[Ending] = deque()
 
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
+    def __len__(self) -> int:
+        return len(self._waiting)
 
     def add(self, delivery: Delivery, outcome: Outcome) -> None:
         """From any thread. Only the first outcome of a delivery counts."""

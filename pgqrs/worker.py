@@ -70,7 +70,9 @@ from pgqrs.workflows.routing import route as run_route
 
 HORIZON = 0.1
 """Seconds of work that may be claimed ahead."""
-PREFETCH = 100
+PREFETCH = 200
+LINGER = 0.01
+"""Seconds that an outcome may wait for others, under load."""
 GRACE = 30.0
 MAX_CONCURRENCY = 10_000
 LONGEST_PAUSE = 5.0
@@ -206,6 +208,20 @@ class Worker:
             if until_empty and self._is_idle():
                 return
             self._bell.wait(self._pause())
+            self._linger()
+
+    def _linger(self) -> None:
+        """While slots have enough to do, let more of them end: storing many at once costs what storing
+        one does.
+        """
+        deadline = time.monotonic() + LINGER
+        while (
+            len(self._aboard) > self._capacity
+            and len(self._endings) < self._prefetch // 2
+            and time.monotonic() < deadline
+            and not self._stopping
+        ):
+            time.sleep(LINGER / 5)
 
     def _create_queues(self) -> None:
         admin = Admin(self._database)
