@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Text, bindparam, delete, func, insert, select
 from pgqrs.errors import QueueExists, QueueNotEmpty, QueueNotFound
 from pgqrs.models import archive, keys, messages, queues, slots, workers
 from pgqrs.models import groups as group_rows
-from pgqrs.repositories import groups, limits
+from pgqrs.repositories import groups, limits, workflows
 from pgqrs.repositories.expressions import at, moment
 from pgqrs.types import Queue, Rate
 
@@ -152,7 +152,9 @@ def purge(connection: Connection, name: str, *, limit: int, now: datetime | None
     some = select(messages.c.id).where(messages.c.queue_id == queue.id).limit(limit)
     ids = connection.execute(some).scalars().all()
     with groups.ending(connection, ids, now=now):
-        return connection.execute(delete(messages).where(messages.c.id.in_(ids))).rowcount
+        purged = connection.execute(delete(messages).where(messages.c.id.in_(ids))).rowcount
+    workflows.end_lost(connection, ids, error="its message was purged from the queue", now=now)
+    return purged
 
 
 def remove(connection: Connection, name: str, *, force: bool) -> None:
