@@ -484,6 +484,7 @@ _CANCELLED = (
     .returning(workflows.c.parent_id)
 )
 _TAKE_UNHELD = delete(messages).where(*_UNHELD).returning(messages.c.id)
+_IS_THERE = select(messages.c.id).where(messages.c.id == bindparam("message", type_=BigId))
 _CHILDREN = select(workflows.c.id).where(workflows.c.parent_id == _run, _IS_LIVE)
 
 
@@ -496,17 +497,21 @@ def cancel(connection: Connection, run_id: int, *, now: datetime | None) -> set[
     row = connection.execute(_CANCEL, bound).first()
     ring: set[str] = set()
     if row is not None:
-        held = (
-            row.message_id is not None
-            and not connection.execute(_TAKE_UNHELD, {"message": row.message_id}).first()
-        )
-        if not held:
+        if not _is_held(connection, row.message_id):
             parent_id = connection.execute(_CANCELLED, bound).scalar()
             woken = None if parent_id is None else nudge(connection, parent_id, now=now)
             ring |= {woken} if woken else set()
         for child in connection.execute(_CHILDREN, bound).scalars().all():
             ring |= cancel(connection, child, now=now)
     return ring
+
+
+def _is_held(connection: Connection, message_id: int | None) -> bool:
+    """Whether somebody runs the run of this message. If not, the message is gone now."""
+    bound = {"message": message_id}
+    if message_id is None or connection.execute(_TAKE_UNHELD, bound).first() is not None:
+        return False
+    return connection.execute(_IS_THERE, bound).first() is not None
 
 
 _PAUSE = (

@@ -153,6 +153,15 @@ def test_a_cancelled_child_is_an_error_for_its_parent(store: Any, drain: Drain) 
     assert run.result(timeout=0) == "True"
 
 
+def test_runs_without_a_message_are_not_left_behind(store: Any, drain: Drain) -> None:
+    purged, deleted = nap.start(store=store), nap.options(queue="other").start(store=store)
+    assert store.admin().purge_queue(RUNS) == 1
+    with pytest.raises(RunFailed, match="purged"):
+        purged.result(timeout=0)
+    store.admin().delete_queue("other", force=True)
+    assert deleted.cancel() is RunStatus.CANCELLED
+
+
 # Pausing
 
 
