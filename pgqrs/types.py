@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any, Literal, Self, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from pgqrs.errors import InvalidArgument
 
@@ -74,14 +74,25 @@ class MessageId(int):
     If `created` is false, nothing was enqueued: it is the message that has the same unique key.
     """
 
-    created: bool = True
+    __slots__ = ()  # as light as a plain number: a batch returns many
 
-    @classmethod
-    def existing(cls, id: int) -> Self:
+    @property
+    def created(self) -> bool:
+        """Whether the message is new."""
+        return True
+
+    @staticmethod
+    def existing(id: int) -> MessageId:
         """The id of a message that was there before."""
-        found = cls(id)
-        found.created = False
-        return found
+        return _ExistingId(id)
+
+
+class _ExistingId(MessageId):
+    __slots__ = ()
+
+    @property
+    def created(self) -> bool:
+        return False
 
 
 class RunStatus(StrEnum):

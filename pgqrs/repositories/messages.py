@@ -103,15 +103,16 @@ def _insert_into_queue(
     asking: bool = False,
     returning: bool = True,
 ) -> Any:
-    """`asking` also returns whether somebody waits for the queue, and keeps the order of a batch;
-    both are for PostgreSQL, since SQLite reads a list in its order anyway.
-    """
-    queue = QUEUE.cte("queue")
+    """`asking` also returns whether somebody waits for the queue, which only PostgreSQL has to know."""
+    # PostgreSQL would work out times anew for each row of a batch; here it does so once.
+    times = {name: SHARED[name] for name in ("vt", "enqueued_at", "expires_at")} if asking else {}
+    queue = QUEUE.add_columns(*(time.label(name) for name, time in times.items())).cte("queue")
     values = {"queue_id": queue.c.id, "payload": payload} | SHARED
+    values |= {name: queue.c[name] for name in times}
     chosen: Select[Any] = select(*values.values()).select_from(queue)
     if source is not None:
+        # Both databases read a list in its order, and one row beside it does not change that.
         chosen = chosen.join_from(queue, source, queue.c.id.is_not(None))
-        chosen = chosen.order_by(source.c.position) if asking else chosen
     inserted = insert(messages).from_select(list(values), chosen)
     if not returning:
         return inserted

@@ -275,7 +275,8 @@ def _greet(connection: Any, _record: Any) -> None:
     and keep it to the client that made it.
 
     Always by index: a consumer that polls an empty queue has its statements planned for an empty table,
-    and keeps those plans when a hundred thousand messages arrive, until statistics are gathered.
+    and keeps those plans when a hundred thousand messages arrive, until statistics are gathered. And
+    without compiling: servers before 18 take a scan they were told to avoid for an expensive one.
     """
     cursor = connection.cursor()
     cursor.execute(f"SELECT {PROCESS}, set_config('TimeZone', 'UTC', false)")
@@ -283,7 +284,9 @@ def _greet(connection: Any, _record: Any) -> None:
     if is_pooled(driver, cursor.fetchone()[0]):
         driver.prepare_threshold = None
     else:
-        cursor.execute("SET enable_seqscan = off")
+        cursor.execute(
+            "SELECT set_config('enable_seqscan', 'off', false), set_config('jit', 'off', false)"
+        )
     cursor.close()
 
 
