@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,8 +68,10 @@ def test_sleeping_runs_cost_rows_alone(store: pgqrs.Store) -> None:
         (async_nap if n % 10 == 0 else nap).start(n, store=store)
     work(store)
     assert counted(store) == {"suspended": RUNS}
-    # A handful at most: the event loop's own pool grows with use, up to its bound.
-    assert threading.active_count() <= threads + 10
+    deadline = time.monotonic() + 60  # threads of a worker that has left end by themselves
+    while threading.active_count() > threads + 2:  # and the event loop may keep one or two
+        assert time.monotonic() < deadline, threading.enumerate()
+        time.sleep(0.05)
     assert memory() - before < MEGABYTES
     assert store.admin().queue_stats(nap.queue).delayed == RUNS
     clock.advance(HOUR)
