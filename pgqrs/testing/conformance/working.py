@@ -268,9 +268,9 @@ def test_no_more_is_claimed_than_there_are_slots(store: Any, admin: Any, produce
 def test_leases_are_renewed_while_handlers_block(harness: Harness, admin: Any) -> None:
     store = harness.open(clock=None)
     id = store.producer(QUEUE).enqueue("work")
-    with busy(store, lease=0.3) as (_, go_on, begun), store.consumer(QUEUE) as rival:
+    with busy(store, lease=1) as (_, go_on, begun), store.consumer(QUEUE) as rival:
         until(lambda: begun)
-        deadline = time.monotonic() + 1.0
+        deadline = time.monotonic() + 2.5
         while time.monotonic() < deadline:
             assert rival.dequeue() == []
             time.sleep(0.02)
