@@ -17,7 +17,14 @@ from typing import Any, Protocol, Self, TypeVar
 from pgqrs.aio.consumer import AsyncConsumer
 from pgqrs.aio.store import AsyncStore
 from pgqrs.codecs import Call
-from pgqrs.errors import InvalidArgument, MessageNotFound, ResultTimedOut
+from pgqrs.errors import (
+    InvalidArgument,
+    MessageNotFound,
+    ResultTimedOut,
+    TaskCancelled,
+    TaskExpired,
+    TaskFailed,
+)
 from pgqrs.handles import AsyncHandle, Reach
 from pgqrs.tasks import QUEUE, Task, declare, default_name
 from pgqrs.types import ArchivedMessage, ArchiveReason, Duration, Message
@@ -120,10 +127,8 @@ class StoreBackend:
                 await handle.result(timeout)
             except ResultTimedOut:
                 return None
-            except MessageNotFound:
-                raise
-            except Exception:
-                pass
+            except (TaskFailed, TaskCancelled, TaskExpired):
+                pass  # it is over: how, the archive says
         try:
             return _result(await self.store.admin().get_archived(task_id))
         except MessageNotFound:
