@@ -21,6 +21,7 @@ nox.options.sessions = [
     "old-postgres",
     "pgbouncer",
     "s3",
+    "spark",
     "build",
 ]
 
@@ -37,9 +38,9 @@ TWO = ("-k", "not conformance or sqlite-sync or postgres-async")
 """Of the conformance suite two backends, which use all that depends on versions."""
 
 
-def install(session: nox.Session, *groups: str) -> None:
+def install(session: nox.Session, *groups: str, extras: str = "s3") -> None:
     """The project as it is in the checkout, and the tools of these groups."""
-    session.install("-e", ".[s3]", *nox.project.dependency_groups(PROJECT, *groups))
+    session.install("-e", f".[{extras}]", *nox.project.dependency_groups(PROJECT, *groups))
 
 
 @nox.session
@@ -112,6 +113,13 @@ def s3(session: nox.Session) -> None:
     session.run("pytest", "-n", "2", "tests/s3", *session.posargs, env=env)
     backends = ("tests/conformance", "-k", "s3-durable or s3-local")
     session.run("pytest", "-n", "2", *backends, *session.posargs, env=env)
+
+
+@nox.session
+def spark(session: nox.Session) -> None:
+    """The data pipeline on a real Spark, in this process. Brings Java along where there is none."""
+    install(session, "test", "spark", extras="s3,spark,delta")
+    session.run("pytest", "tests/spark", *session.posargs)
 
 
 @nox.session

