@@ -19,10 +19,12 @@ from typing import Any
 
 from sqlalchemy import (
     CheckConstraint,
+    Column,
     ForeignKey,
     Identity,
     Index,
     MetaData,
+    Table,
     Text,
     UniqueConstraint,
     text,
@@ -38,6 +40,7 @@ from pgqrs.types import (
     RunStatus,
     StepStatus,
     WorkerStatus,
+    WriteMode,
 )
 
 NAMING = {
@@ -375,6 +378,54 @@ class Upload(Base):
     uploaded_at: Mapped[datetime] = mapped_column(UTCDateTime)
 
 
+class Write(Base):
+    """Messages that are written in bulk by many at once, exactly once. Done when it is finished."""
+
+    __tablename__ = "pgqrs_writes"
+    __table_args__ = (one_of("mode", WriteMode), {"sqlite_strict": True})
+
+    write_id: Mapped[str] = mapped_column(Text, primary_key=True)
+    queue_id: Mapped[int] = mapped_column(BigId)
+    mode: Mapped[WriteMode] = mapped_column(EnumText(WriteMode))
+    parts: Mapped[int | None] = mapped_column(Whole)
+    message_ct: Mapped[int | None] = mapped_column(BigId)
+    created_at: Mapped[datetime] = mapped_column(UTCDateTime)
+    finished_at: Mapped[datetime | None] = mapped_column(UTCDateTime)
+
+
+class WritePart(Base):
+    """What one attempt at one part of a write has stored."""
+
+    __tablename__ = "pgqrs_write_parts"
+    __table_args__ = ({"sqlite_strict": True},)
+
+    write_id: Mapped[str] = mapped_column(Text, primary_key=True)
+    part: Mapped[int] = mapped_column(Whole, primary_key=True)
+    attempt: Mapped[int] = mapped_column(BigId, primary_key=True)
+    """Names the rows of this attempt among the staged ones; 0 for messages that were never staged."""
+    message_ct: Mapped[int] = mapped_column(BigId)
+    digest: Mapped[str] = mapped_column(Text)
+    stored_at: Mapped[datetime] = mapped_column(UTCDateTime)
+
+
+# Rows that nobody looks for one by one: no key, and no index to slow down writing.
+staged = Table(
+    "pgqrs_staged",
+    Base.metadata,
+    Column("attempt", BigId, nullable=False),
+    Column("position", Whole, nullable=False),
+    Column("priority", Small),
+    Column("eta", UTCDateTime),
+    Column("expires_at", UTCDateTime),
+    Column("dedup_key", Text),
+    Column("group_key", Text),
+    Column("codec", Text),
+    Column("headers", Json),
+    Column("payload", Json, nullable=False),
+    sqlite_strict=True,
+)
+
+
 class SchemaHistory(Base):
     """Which revisions were applied here, and from which text."""
 
@@ -398,4 +449,6 @@ workflows = Base.metadata.tables["pgqrs_workflows"]
 workflow_steps = Base.metadata.tables["pgqrs_workflow_steps"]
 workflow_events = Base.metadata.tables["pgqrs_workflow_events"]
 uploads = Base.metadata.tables["pgqrs_uploads"]
+writes = Base.metadata.tables["pgqrs_writes"]
+write_parts = Base.metadata.tables["pgqrs_write_parts"]
 schema_history = Base.metadata.tables["pgqrs_schema_history"]

@@ -53,6 +53,13 @@ class ArchiveReason(StrEnum):
     MANUAL = "manual"
 
 
+class WriteMode(StrEnum):
+    """How messages that are written in bulk become visible: all at once, or part by part."""
+
+    STAGED = "staged"
+    PART_KEY = "part-key"
+
+
 class WorkerStatus(StrEnum):
     """What a worker was told to be: a suspended one claims nothing, a stopped one should leave."""
 

@@ -27,13 +27,15 @@ from sqlalchemy import (
     tuple_,
 )
 
-from pgqrs.models import Base, schema_history, uploads, workers
+from pgqrs.models import Base, schema_history, staged, uploads, workers
 from pgqrs.repositories.expressions import per_dialect
 from pgqrs.sqltypes import Json
 
 Row = tuple[Any, ...]
-STAYING = frozenset((schema_history.name, uploads.name, workers.name))
-"""What belongs to a place: the history of its schema, and the processes that are registered there."""
+STAYING = frozenset((schema_history.name, staged.name, uploads.name, workers.name))
+"""What belongs to a place: the history of its schema, the processes that are registered there, and what
+they have only prepared.
+"""
 
 
 def tables() -> list[Table]:

@@ -70,6 +70,8 @@ class Database(ABC):
     """Whether async access is best through an `AsyncEngine`, and not through threads."""
     supports_notify: ClassVar[bool] = False
     """Whether the database itself tells other processes of a new message."""
+    supports_copy: ClassVar[bool] = False
+    """Whether rows can be streamed into a table as text, past the statements."""
     bridge_threads: ClassVar[int] = 32
     """How many threads async access takes at most, where it is through threads."""
     supports_server_time: ClassVar[bool] = False

@@ -57,6 +57,7 @@ class PostgresDatabase(Database):
     supports_server_time = True
     supports_async_engine = True
     supports_notify = True
+    supports_copy = True
 
     def __init__(
         self,
