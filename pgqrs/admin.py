@@ -23,7 +23,7 @@ from pgqrs.errors import (
 )
 from pgqrs.matching import ANYTHING, ArchiveFilter, archive_filter, reasons
 from pgqrs.moving import CopiedTable, Opened, Progress
-from pgqrs.repositories import archive, dequeue, messages, queues, stats, workers
+from pgqrs.repositories import archive, dequeue, messages, queues, stats, streams, workers
 from pgqrs.stores import Database, Remote, Work
 from pgqrs.types import (
     ArchivedMessage,
@@ -35,6 +35,7 @@ from pgqrs.types import (
     Rate,
     S3State,
     S3Stats,
+    StreamInfo,
     WorkerInfo,
     WorkerStatus,
     seconds,
@@ -349,6 +350,25 @@ class Admin:
         return self._database.write(
             lambda c: workers.purge(c, silent_for=age, now=now), repeatable=True
         )
+
+    # Streams
+
+    def list_streams(self) -> list[StreamInfo]:
+        """Who claims batch by batch, by name, with what is claimed now."""
+        return self._database.read(streams.find)
+
+    def release_stream(self, name: str) -> int:
+        """Give back all messages that a stream has claimed. Returns how many.
+
+        For a stream that nobody will go on with: what it claims does not come back by itself. If
+        somebody does work with it, that ends with `StreamTaken`.
+        """
+        now = self._database.now()
+        queue, released = self._database.write(
+            lambda c: streams.release(c, name, now=now), repeatable=True
+        )
+        self._database.ring(queue)
+        return released
 
     # Counting
 

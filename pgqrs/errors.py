@@ -91,6 +91,24 @@ class LeaseLost(PgqrsError):
         self.id = self.ids[0]
 
 
+class StreamNotFound(PgqrsError):
+    """No stream has this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"stream {name!r} does not exist")
+        self.name = name
+
+
+class StreamTaken(PgqrsError):
+    """Somebody else has taken the stream over, or it was released: who had it may not go on."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"stream {name!r} was taken over by another reader, or released; this one may not go on"
+        )
+        self.name = name
+
+
 class WorkerNotFound(PgqrsError):
     """No worker has this id."""
 

@@ -367,6 +367,42 @@ class WorkflowEvent(Base):
     """The step that waited for this signal and got it."""
 
 
+class Stream(Base):
+    """Who claims messages of a queue batch by batch, and remembers elsewhere how far it has come."""
+
+    __tablename__ = "pgqrs_streams"
+    __table_args__ = (
+        UniqueConstraint("name"),
+        Index("ix_pgqrs_streams_queue_id", "queue_id"),
+        TABLE,
+    )
+
+    id: Mapped[int] = mapped_column(BigId, Identity(), primary_key=True)
+    name: Mapped[str] = mapped_column(Text)
+    queue_id: Mapped[int] = mapped_column(BigId)
+    epoch: Mapped[int] = mapped_column(BigId)
+    """Goes up when somebody takes the stream over: whoever had it before may not go on."""
+    last_batch: Mapped[int] = mapped_column(BigId)
+    created_at: Mapped[datetime] = mapped_column(UTCDateTime)
+
+
+class StreamBatch(Base):
+    """A batch that a stream has claimed and not acknowledged."""
+
+    __tablename__ = "pgqrs_stream_batches"
+    __table_args__ = ({"sqlite_strict": True},)
+
+    stream_id: Mapped[int] = mapped_column(
+        BigId, ForeignKey("pgqrs_streams.id", ondelete="CASCADE"), primary_key=True
+    )
+    batch: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=False)
+    worker_id: Mapped[int] = mapped_column(BigId)
+    size: Mapped[int] = mapped_column(Whole)
+    held: Mapped[Any] = mapped_column(Json)
+    """The ids of its messages, each with the token of its claim."""
+    claimed_at: Mapped[datetime] = mapped_column(UTCDateTime)
+
+
 class Upload(Base):
     """In a store that is one object in a bucket: the last upload of each who wrote to it."""
 
@@ -448,6 +484,8 @@ schedules = Base.metadata.tables["pgqrs_schedules"]
 workflows = Base.metadata.tables["pgqrs_workflows"]
 workflow_steps = Base.metadata.tables["pgqrs_workflow_steps"]
 workflow_events = Base.metadata.tables["pgqrs_workflow_events"]
+streams = Base.metadata.tables["pgqrs_streams"]
+stream_batches = Base.metadata.tables["pgqrs_stream_batches"]
 uploads = Base.metadata.tables["pgqrs_uploads"]
 writes = Base.metadata.tables["pgqrs_writes"]
 write_parts = Base.metadata.tables["pgqrs_write_parts"]

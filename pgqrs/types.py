@@ -306,6 +306,19 @@ class QueueStats:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """A stream: who claims messages of a queue batch by batch, and what it has claimed now."""
+
+    name: str
+    queue: str
+    last_batch: int
+    batches: int
+    messages: int
+    claimed_since: datetime | None
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class RunInfo:
     """A run of a workflow, as its row says."""
 

@@ -24,6 +24,7 @@ from pgqrs.types import (
     Rate,
     S3State,
     S3Stats,
+    StreamInfo,
     WorkerInfo,
 )
 
@@ -292,6 +293,20 @@ class AsyncAdmin(Facade):
         What they held comes back when its leases lapse. One that was only slow registers anew.
         """
         return await self._bridge.run(self._sync.purge_workers, silent_for=silent_for)
+
+    # Streams
+
+    async def list_streams(self) -> list[StreamInfo]:
+        """Who claims batch by batch, by name, with what is claimed now."""
+        return await self._bridge.run(self._sync.list_streams)
+
+    async def release_stream(self, name: str) -> int:
+        """Give back all messages that a stream has claimed. Returns how many.
+
+        For a stream that nobody will go on with: what it claims does not come back by itself. If
+        somebody does work with it, that ends with `StreamTaken`.
+        """
+        return await self._bridge.run(self._sync.release_stream, name)
 
     # Counting
 

@@ -15,6 +15,7 @@ from pgqrs.cli.messages import dequeue, enqueue
 from pgqrs.cli.moving import copy
 from pgqrs.cli.queues import queue, stats
 from pgqrs.cli.schedules import schedule
+from pgqrs.cli.streams import stream
 from pgqrs.cli.target import Target, name_of
 from pgqrs.cli.tasks import task
 from pgqrs.cli.top import top
@@ -68,7 +69,7 @@ def verify(target: Target) -> None:
         click.echo(f"The tables in {name_of(store)} are up to date.")
 
 
-for command in (queue, enqueue, dequeue, task, workflow, schedule, worker, stats, top):
+for command in (queue, enqueue, dequeue, task, workflow, schedule, worker, stream, stats, top):
     app.add_command(command)
 for command in (demo, demo_consumer, copy):
     app.add_command(command)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import Connection, Double, Integer, Text, bindparam, column
+from sqlalchemy import Connection, Double, Integer, Table, Text, bindparam, column
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import TableValuedAlias
 from sqlalchemy.sql.functions import FunctionElement
@@ -31,6 +31,14 @@ def per_dialect(**variants: Callable[..., T]) -> Callable[..., T]:
         return variants[connection.dialect.name](connection, *args, **kwargs)
 
     return call
+
+
+def qualified_name(connection: Connection, table: Table) -> str:
+    """A table's name as the server knows it, for functions that take one as text."""
+    quote = connection.dialect.identifier_preparer.quote
+    translated = connection.get_execution_options().get("schema_translate_map") or {}
+    schema = translated.get(None)
+    return quote(table.name) if schema is None else f"{quote(schema)}.{quote(table.name)}"
 
 
 # Times

@@ -28,7 +28,7 @@ from sqlalchemy import (
 )
 
 from pgqrs.models import Base, schema_history, staged, uploads, workers
-from pgqrs.repositories.expressions import per_dialect
+from pgqrs.repositories.expressions import per_dialect, qualified_name
 from pgqrs.sqltypes import Json
 
 Row = tuple[Any, ...]
@@ -155,10 +155,7 @@ def _counter_postgres(connection: Connection, table: Table) -> int:
 
 
 def _sequence(connection: Connection, table: Table) -> str:
-    quote = connection.dialect.identifier_preparer.quote
-    translated = connection.get_execution_options().get("schema_translate_map") or {}
-    schema = translated.get(None)
-    name = quote(table.name) if schema is None else f"{quote(schema)}.{quote(table.name)}"
+    name = qualified_name(connection, table)
     return str(connection.execute(select(func.pg_get_serial_sequence(name, "id"))).scalar_one())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Text, bindparam, delete, func, insert, select, update
 
 from pgqrs.errors import QueueExists, QueueNotEmpty, QueueNotFound
-from pgqrs.models import archive, keys, messages, queues, slots, workers
+from pgqrs.models import archive, keys, messages, queues, slots, streams, workers
 from pgqrs.models import groups as group_rows
 from pgqrs.repositories import groups, limits, workflows
 from pgqrs.repositories.expressions import at, moment
@@ -169,7 +169,7 @@ def remove(connection: Connection, name: str, *, force: bool) -> None:
     remaining = connection.execute(_COUNT, {"queue_id": queue_id}).scalar_one()
     if remaining and not force:
         raise QueueNotEmpty(name, remaining)
-    for table in (messages, archive, workers, group_rows, keys, slots):
+    for table in (messages, archive, workers, group_rows, keys, slots, streams):
         connection.execute(delete(table).where(table.c.queue_id == queue_id))
     connection.execute(delete(queues).where(queues.c.id == queue_id))
 

@@ -1,0 +1,90 @@
+"""Taking the messages of a queue batch by batch, for somebody who remembers how far it has come.
+
+Spark is such a somebody: before it works on a batch, it writes down the batch's number, and after it,
+that the batch is complete. After a crash it asks for the same batch again, or goes on with the next.
+So a batch is claimed before its number is given away, stays claimed whatever happens, and is
+acknowledged when the next one is asked for: whoever asks what comes after a batch has completed it.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import IntegrityError
+
+from pgqrs.errors import WorkerNotFound
+from pgqrs.presence import Presence
+from pgqrs.repositories import streams
+from pgqrs.repositories.streams import Batch, Owned
+from pgqrs.stores import Database
+
+
+class Stream:
+    """A stream, for who works with it. It is taken over with the first batch."""
+
+    def __init__(self, database: Database, name: str, queue: str) -> None:
+        self.name = name
+        self.queue = queue
+        self._database = database
+        self._presence = Presence(database, queue)
+        self._owned: Owned | None = None
+
+    def next_batch(self, after: int, *, limit: int) -> Batch | None:
+        """The batch to work on after this one, if there is anything to do. All up to this one is
+        complete, and is acknowledged.
+        """
+        if self._owned is None:
+            self._owned = self._take_over()
+        self._presence.keep_alive()
+        if self._is_quiet():
+            return None
+        try:
+            batch = self._plan(self._owned, after, limit)
+        except WorkerNotFound as gone:
+            self._presence.reopen(gone.id)
+            batch = self._plan(self._owned, after, limit)
+        self._database.ring(self.queue)  # what was acknowledged may have kept others back
+        return batch
+
+    def _take_over(self) -> Owned:
+        now = self._database.now()
+
+        def work(connection: Connection) -> Owned:
+            return streams.take_over(connection, self.name, self.queue, now=now)
+
+        try:
+            return self._database.write(work, repeatable=True)
+        except IntegrityError:  # somebody else created it meanwhile: now it is found
+            return self._database.write(work, repeatable=True)
+
+    def _is_quiet(self) -> bool:
+        now = self._database.now()
+        return self._database.read(lambda c: streams.is_quiet(c, self.name, self.queue, now=now))
+
+    def _plan(self, owned: Owned, after: int, limit: int) -> Batch | None:
+        worker, now = self._presence.open(), self._database.now()
+        return self._database.write(
+            lambda c: streams.next_batch(
+                c, owned, after=after, worker=worker, limit=limit, now=now
+            ),
+            repeatable=True,
+            probe=True,
+        )
+
+    def close(self) -> None:
+        """Leave the workers. What is claimed stays so."""
+        self._presence.close()
+
+
+def batches(database: Database, name: str, *, after: int, through: int) -> list[Batch]:
+    """The batches of a stream with these numbers that are claimed."""
+    return database.read(lambda c: streams.batches(c, name, after=after, through=through))
+
+
+def acknowledge(database: Database, name: str, *, through: int) -> int:
+    """Acknowledge all batches of a stream up to this one. Returns how many messages that were."""
+    now = database.now()
+    queue, total = database.write(
+        lambda c: streams.acknowledge(c, name, through=through, now=now), repeatable=True
+    )
+    database.ring(queue)
+    return total

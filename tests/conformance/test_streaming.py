@@ -1,0 +1,3 @@
+"""The conformance suite: streams."""
+
+from pgqrs.testing.conformance.streaming import *  # noqa: F403
