@@ -79,8 +79,8 @@ for command in (archive, dead, replay, purge_archive):
 
 def run() -> None:
     """Run the command line of this process."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+    for output in (sys.stdout, sys.stderr):
+        if isinstance(output, io.TextIOWrapper):
             # A character that the console cannot show is no reason to fail.
-            stream.reconfigure(errors="backslashreplace")
+            output.reconfigure(errors="backslashreplace")
     app(prog_name="pgqrs")
