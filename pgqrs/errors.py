@@ -388,6 +388,21 @@ class NotExclusive(PgqrsError):
         self.path = path
 
 
+class ProcessBroken(PgqrsError):
+    """What this process cannot work without is gone for good. It ends, and another one goes on."""
+
+
+class SparkDied(ProcessBroken):
+    """The Java process behind Spark is gone; nothing brings it back in this process."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(
+            f"the Java process of Spark {how}; this process cannot start another one and has to end. "
+            "What it was doing is resumed by another worker"
+        )
+        self.how = how
+
+
 class JavaNotFound(PgqrsError):
     """Spark needs Java, and none that will do was found."""
 

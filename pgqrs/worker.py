@@ -50,6 +50,7 @@ from pgqrs.errors import (
     HandlerTimedOut,
     InvalidArgument,
     PgqrsError,
+    ProcessBroken,
     StoreClosed,
     WorkerStopped,
 )
@@ -152,6 +153,7 @@ class Worker:
         self._schedules, self._tick_at = Schedules(database), 0.0
         self._average: float | None = None
         self._stopping = self._leaving = False
+        self._broken: ProcessBroken | None = None
         self._troubles = 0
         self._background: _Background | None = None
 
@@ -166,7 +168,7 @@ class Worker:
         """Work until told to stop: by `stop`, by SIGTERM or SIGINT, by an admin.
 
         A second signal makes it leave at once. With `until_empty` it ends when nothing is left to do
-        now.
+        now. A handler that raises `ProcessBroken` makes it stop and raise that.
         """
         with self._listening_to_signals(signals):
             self._run(until_empty)
@@ -181,6 +183,7 @@ class Worker:
         self._bell.ring()
 
     def _run(self, until_empty: bool) -> None:
+        self._broken = None
         self._create_queues()
         self._presence.open()
         logger.info("worker %s handles %s", self.worker_id, ", ".join(self.queues))
@@ -198,6 +201,8 @@ class Worker:
                 self._presence.close()
             self._stopping = self._leaving = False
             logger.info("worker has left")
+        if self._broken is not None:
+            raise self._broken
 
     def _work(self, until_empty: bool) -> None:
         for source in self._sources:
@@ -353,12 +358,20 @@ class Worker:
     def _report(self, load: Load, outcomes: list[Outcome]) -> None:
         for delivery, outcome in zip(load.deliveries, outcomes, strict=True):
             self._endings.add(delivery, outcome)
+            if isinstance(outcome, Failed) and isinstance(outcome.error, ProcessBroken):
+                self._break(outcome.error)
         self._aboard.difference_update(load.deliveries)
         self._timed.discard(load)
         if load.started_at is not None:
             took = (time.monotonic() - load.started_at) / len(load.deliveries)
             self._average = took if self._average is None else 0.9 * self._average + 0.1 * took
         self._bell.ring()
+
+    def _break(self, error: ProcessBroken) -> None:
+        """Whatever comes next would fail here as well: leave it to other processes."""
+        logger.critical("the worker stops: %s", error)
+        self._broken = error
+        self.stop()
 
     # What the keeper calls, from its thread
 

@@ -183,6 +183,15 @@ def _recorded_before(connection: Connection, bound: dict[str, Any], hold: Holds)
     return Recorded(found[0], found[1], step.wake_at, is_new=False)
 
 
+def look(connection: Connection, run_id: int, *, hold: Holds, now: datetime | None) -> Recorded:
+    """What a run was told; `LeaseLost` for who does not hold its message any more."""
+    bound = {"run": run_id} | held_one(hold) | at(now=(now, 0.0))
+    found = connection.execute(_IS_HELD, bound).one()
+    if found[2] is None:
+        raise LeaseLost(list(hold.tokens))
+    return Recorded(found[0], found[1], None)
+
+
 def find(connection: Connection, run_id: int) -> list[StepInfo]:
     """The steps of a run in the order they were recorded."""
     return [StepInfo(*row) for row in _FIND.rows(connection, {"run": run_id})]
@@ -192,6 +201,25 @@ def get(connection: Connection, run_id: int, step_id: str) -> StepInfo | None:
     """One step."""
     row = connection.execute(_GET, {"run": run_id, "step": step_id}).first()
     return None if row is None else _step(row)
+
+
+_MENTIONING = (
+    select(workflow_steps.c.id, workflow_steps.c.output)
+    .where(
+        workflow_steps.c.id > bindparam("after", type_=BigId),
+        cast(workflow_steps.c.output, Text).contains(bindparam("text", type_=Text())),
+    )
+    .order_by(workflow_steps.c.id)
+    .limit(bindparam("limit"))
+)
+
+
+def mentioning(
+    connection: Connection, text: str, *, after: int, limit: int
+) -> list[tuple[int, Any]]:
+    """Ids and outputs of steps of all runs in whose output this text occurs: a page after an id."""
+    bound = {"text": text, "after": after, "limit": limit}
+    return [(row.id, row.output) for row in connection.execute(_MENTIONING, bound)]
 
 
 def _step(row: Sequence[Any]) -> StepInfo:

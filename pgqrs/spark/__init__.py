@@ -1,6 +1,19 @@
 """Data pipelines on Spark: `pip install 'pgqrs[spark]'`."""
 
+from pgqrs.spark.frames import Frame
 from pgqrs.spark.java import java_home
-from pgqrs.spark.session import session
+from pgqrs.spark.session import current_session, session
+from pgqrs.spark.steps import Attempt, current_attempt, spark_step
+from pgqrs.spark.sweeping import Swept, sweep
 
-__all__ = ["java_home", "session"]
+__all__ = [
+    "Attempt",
+    "Frame",
+    "Swept",
+    "current_attempt",
+    "current_session",
+    "java_home",
+    "session",
+    "spark_step",
+    "sweep",
+]

@@ -43,6 +43,18 @@ def session(app: str, **conf: Any) -> SparkSession:
     return builder.getOrCreate()
 
 
+def current_session(app: str = "pgqrs") -> SparkSession:
+    """The session of this thread or of this process; a new one if there is none."""
+    _require_pyspark()
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+
+    try:
+        return SparkSession.active()
+    except PySparkRuntimeError:
+        return session(app)
+
+
 def _require_pyspark() -> None:
     if find_spec("pyspark") is None:
         raise InvalidConfig("Spark is not installed: `pip install 'pgqrs[spark]'`")

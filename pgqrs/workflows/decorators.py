@@ -25,6 +25,7 @@ from pgqrs.workflows.children import start_child
 from pgqrs.workflows.context import Context, Flow, current
 from pgqrs.workflows.decide import RetryOn
 from pgqrs.workflows.flows import StepOptions
+from pgqrs.workflows.history import Call
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -73,7 +74,11 @@ class Step(Generic[P, T]):
                 "step", f"{self.name} is async; a sync workflow has nothing to await it with"
             )
         call = context.take(self.name)
-        return flows.run_step(context, call, self._options, args, kwargs)
+        return flows.run_step(context, call, self.options_for(context, call), args, kwargs)
+
+    def options_for(self, context: Context, call: Call) -> StepOptions:
+        """How this very call is done."""
+        return self._options
 
     def __repr__(self) -> str:
         return f"<step {self.name}>"

@@ -98,6 +98,11 @@ class Journal:
 
         return self.database.write_once(work)
 
+    def look(self, run_id: int) -> Recorded:
+        """What the run was told while one of its steps goes on; `LeaseLost` if it is another's."""
+        now = self.database.now()
+        return self.database.read(lambda c: steps.look(c, run_id, hold=self.hold, now=now))
+
     def get_step(self, run_id: int, step_id: str) -> StepInfo:
         """A step that is on record."""
         found = self.database.read(lambda c: steps.get(c, run_id, step_id))

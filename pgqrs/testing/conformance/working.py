@@ -21,6 +21,7 @@ from pgqrs import (
     Handler,
     InvalidArgument,
     Message,
+    ProcessBroken,
     Retry,
     RetryAfter,
     Settled,
@@ -142,6 +143,25 @@ def test_whatever_a_handler_raises_the_worker_goes_on(
     clock.advance(again_after)
     work_off(store, handle)
     assert admin.get_archived(failing).result == "handled"
+
+
+def test_a_worker_that_is_broken_leaves_the_rest_to_others(
+    store: Any, admin: Any, producer: Any, clock: ManualClock
+) -> None:
+    broken, left = producer.enqueue_many(["break", "fine"])
+
+    def handle(message: Message) -> str:
+        if message.payload == "break" and message.attempt == 1:
+            raise ProcessBroken("the engine is gone")
+        return "handled"
+
+    with pytest.raises(ProcessBroken, match="engine"):
+        worker(store, handlers={QUEUE: handle}, concurrency=1, prefetch=0).run()
+    assert [admin.get_message(id).attempt for id in (broken, left)] == [1, 0]
+    assert admin.list_workers() == []
+    clock.advance(1)
+    work_off(store, handle)
+    assert {admin.get_archived(id).result for id in (broken, left)} == {"handled"}
 
 
 def test_an_outcome_is_done_as_it_says(
