@@ -382,6 +382,8 @@ class Stream(Base):
     queue_id: Mapped[int] = mapped_column(BigId)
     epoch: Mapped[int] = mapped_column(BigId)
     """Goes up when somebody takes the stream over: whoever had it before may not go on."""
+    worker_id: Mapped[int] = mapped_column(BigId)
+    """The row among the workers of who has it. It goes when somebody takes the stream over."""
     last_batch: Mapped[int] = mapped_column(BigId)
     created_at: Mapped[datetime] = mapped_column(UTCDateTime)
 

@@ -46,10 +46,10 @@ class Stream:
         return batch
 
     def _take_over(self) -> Owned:
-        now = self._database.now()
+        worker, now = self._presence.open(), self._database.now()
 
         def work(connection: Connection) -> Owned:
-            return streams.take_over(connection, self.name, self.queue, now=now)
+            return streams.take_over(connection, self.name, self.queue, worker=worker, now=now)
 
         try:
             return self._database.write(work, repeatable=True)

@@ -21,6 +21,7 @@ def upgrade() -> None:
         sa.Column("name", sa.Text, nullable=False),
         sa.Column("queue_id", BigId, nullable=False),
         sa.Column("epoch", BigId, nullable=False),
+        sa.Column("worker_id", BigId, nullable=False),
         sa.Column("last_batch", BigId, nullable=False),
         sa.Column("created_at", UTCDateTime, nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_pgqrs_streams"),

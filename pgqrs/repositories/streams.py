@@ -15,13 +15,14 @@ told so at its next step, and changes nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import islice
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
     Connection,
+    Select,
     Text,
     and_,
     bindparam,
@@ -44,7 +45,7 @@ from pgqrs.errors import (
     WorkerStopped,
 )
 from pgqrs.models import messages, queues, stream_batches, streams
-from pgqrs.repositories import archive, dequeue, groups, limits
+from pgqrs.repositories import archive, dequeue, groups, limits, workers
 from pgqrs.repositories import messages as message_rows
 from pgqrs.repositories import queues as queue_rows
 from pgqrs.repositories.dequeue import Claimed
@@ -69,11 +70,13 @@ _CREATE = insert(streams).values(
     name=bindparam("stream"),
     queue_id=bindparam("in_queue"),
     epoch=1,
+    worker_id=bindparam("holder"),
     last_batch=0,
     created_at=moment("now"),
 )
 _THIS = streams.c.id == bindparam("stream_id")
-_TAKE_OVER = update(streams).where(_THIS).values(epoch=streams.c.epoch + 1)
+_FENCE_OFF = update(streams).where(_THIS).values(epoch=streams.c.epoch + 1)
+_TAKE_OVER = _FENCE_OFF.values(worker_id=bindparam("holder"))
 _COUNT_UP = update(streams).where(_THIS).values(last_batch=bindparam("number"))
 _ITS_BATCHES = stream_batches.c.stream_id == bindparam("stream_id")
 _BATCHES = (
@@ -112,18 +115,24 @@ class Batch(NamedTuple):
 
     number: int
     holds: Holds
+    is_new: bool = False
 
 
-def take_over(connection: Connection, name: str, queue: str, *, now: datetime | None) -> Owned:
+def take_over(
+    connection: Connection, name: str, queue: str, *, worker: int, now: datetime | None
+) -> Owned:
     """Be the one who works with this stream, which is created if need be."""
     found = connection.execute(_LOCK, {"stream": name}).first()
     if found is None:
         queue_id = queue_rows.get(connection, queue).id
-        connection.execute(_CREATE, {"stream": name, "in_queue": queue_id} | at(now=(now, 0.0)))
+        bound = {"stream": name, "in_queue": queue_id, "holder": worker}
+        connection.execute(_CREATE, bound | at(now=(now, 0.0)))
         return Owned(name, 1)
     if found.queue_name != queue:
         raise InvalidArgument("stream", f"{name!r} is a stream of queue {found.queue_name!r}")
-    connection.execute(_TAKE_OVER, {"stream_id": found.id})
+    connection.execute(_TAKE_OVER, {"stream_id": found.id, "holder": worker})
+    if found.worker_id != worker:
+        workers.remove(connection, found.worker_id)
     return Owned(name, found.epoch + 1)
 
 
@@ -238,7 +247,7 @@ def next_batch(
         | at(now=(now, 0.0)),
     )
     connection.execute(_COUNT_UP, {"stream_id": stream.id, "number": number})
-    return Batch(number, Holds(worker, claimed))
+    return Batch(number, Holds(worker, claimed), is_new=True)
 
 
 def _claim(
@@ -284,16 +293,22 @@ def batches(connection: Connection, name: str, *, after: int, through: int) -> l
     return _batches(connection, stream_id, after=after, through=through)
 
 
-_RECORDS = (
+_records = (
     select(*record_columns(messages, messages.c.id, queues.c.queue_name))
     .select_from(messages.join(HELD, and_(*FENCE)).join(queues, messages.c.queue_id == queues.c.id))
-    .order_by(messages.c.id)
+    .subquery("records")
 )
+
+
+def select_records(holds: Holds, columns: Sequence[str] = Record._fields) -> Select[Any]:
+    """The statement for the messages of a batch, or some of them, by id."""
+    chosen = select(*(_records.c[name] for name in columns)).order_by(_records.c.id)
+    return chosen.params(held_by(holds))
 
 
 def records(connection: Connection, holds: Holds) -> list[Record]:
     """The messages of a batch, or some of them, by id."""
-    return [Record(*row) for row in connection.execute(_RECORDS, held_by(holds))]
+    return [Record(*row) for row in connection.execute(select_records(holds))]
 
 
 def release(connection: Connection, name: str, *, now: datetime | None) -> tuple[str, int]:
@@ -308,7 +323,7 @@ def release(connection: Connection, name: str, *, now: datetime | None) -> tuple
                 message_rows.give_back(connection, holds, delay=0.0, counted=False, now=now)
             )
     connection.execute(_FORGET, {"stream_id": stream.id, "through": ANY})
-    connection.execute(_TAKE_OVER, {"stream_id": stream.id})
+    connection.execute(_FENCE_OFF, {"stream_id": stream.id})
     return stream.queue_name, total
 
 

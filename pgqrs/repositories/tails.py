@@ -14,6 +14,7 @@ not waited for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -84,7 +85,6 @@ _records = union_all(
     _between(messages, _OF_MESSAGE, *record_columns(messages, _OF_MESSAGE, _queue)),
     _between(archive, _OF_ARCHIVED, *record_columns(archive, _OF_ARCHIVED, _queue)),
 ).subquery("records")
-_RECORDS = select(_records).order_by(_records.c.id)
 _ids = union_all(
     _between(messages, _OF_MESSAGE, _OF_MESSAGE.label("id")),
     _between(archive, _OF_ARCHIVED, _OF_ARCHIVED.label("id")),
@@ -137,8 +137,21 @@ def last_of_first(
     return connection.execute(_LAST_OF_FIRST, bound | {"limit": limit}).scalar()
 
 
+def select_records(
+    connection: Connection,
+    queue: str,
+    *,
+    after: int,
+    through: int,
+    columns: Sequence[str] = Record._fields,
+) -> Select[Any]:
+    """The statement for the messages between these ids, by id."""
+    chosen = select(*(_records.c[name] for name in columns)).order_by(_records.c.id)
+    queue_id = get_queue(connection, queue).id
+    return chosen.params(queue=queue, in_queue=queue_id, after=after, through=through)
+
+
 def records(connection: Connection, queue: str, *, after: int, through: int) -> list[Record]:
     """The messages between these ids, by id."""
-    bound = {"in_queue": get_queue(connection, queue).id, "after": after, "through": through}
-    found = connection.execute(_RECORDS, {"queue": queue, **bound})
-    return [Record(*row) for row in found]
+    statement = select_records(connection, queue, after=after, through=through)
+    return [Record(*row) for row in connection.execute(statement)]
