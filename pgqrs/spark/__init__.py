@@ -2,7 +2,7 @@
 
 from pgqrs.spark.frames import Frame
 from pgqrs.spark.java import java_home
-from pgqrs.spark.session import current_session, session
+from pgqrs.spark.session import current_session, register, session
 from pgqrs.spark.steps import Attempt, current_attempt, spark_step
 from pgqrs.spark.sweeping import Swept, sweep
 
@@ -13,6 +13,7 @@ __all__ = [
     "current_attempt",
     "current_session",
     "java_home",
+    "register",
     "session",
     "spark_step",
     "sweep",

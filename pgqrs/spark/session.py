@@ -55,6 +55,20 @@ def current_session(app: str = "pgqrs") -> SparkSession:
         return session(app)
 
 
+def register(spark: SparkSession) -> SparkSession:
+    """Give a session that exists already what the data source needs. Returns it.
+
+    Spark finds the format by itself where pgqrs is installed; a server of Spark Connect may not have
+    it, and is sent it.
+    """
+    from pyspark_pgqrs import DefaultSource
+
+    for name, value in DEFAULTS.items():
+        spark.conf.set(name, value)
+    spark.dataSource.register(DefaultSource)
+    return spark
+
+
 def _require_pyspark() -> None:
     if find_spec("pyspark") is None:
         raise InvalidConfig("Spark is not installed: `pip install 'pgqrs[spark]'`")

@@ -51,6 +51,8 @@ class Fetched:
     etag: str | None
     data: bytes
     label: dict[str, str] = field(default_factory=dict)
+    version: str | None = None
+    """Its name among the versions of the object, if the bucket keeps them."""
 
 
 @dataclass(slots=True)
@@ -88,7 +90,23 @@ class RemoteObject:
                 return Fetched(None, b"")
             raise self._named(exc, sent=False) from exc
         self.traffic.downloaded_bytes += len(data)
-        return Fetched(answer["ETag"], data, answer.get("Metadata", {}))
+        return _fetched(answer, data)
+
+    def get_pinned(self, *, etag: str, version: str | None) -> Fetched:
+        """The object as it was; `Lost` if it is not to be had any more."""
+        wanted = {"IfMatch": etag} if version is None else {"VersionId": version}
+        self.traffic.gets += 1
+        try:
+            answer = self._client.get_object(**self._where, **wanted)
+            data: bytes = answer["Body"].read()
+        except Exception as exc:
+            if _status(exc) in (404, 412) and _code(exc) != "NoSuchBucket":
+                raise Lost(f"{self} is not what it was") from exc
+            raise self._named(exc, sent=False) from exc
+        self.traffic.downloaded_bytes += len(data)
+        if answer["ETag"] != etag:  # of a server that ignores the condition
+            raise Lost(f"{self} is not what it was")
+        return _fetched(answer, data)
 
     def etag(self) -> str | None:
         """The ETag of the object; None if there is none."""
@@ -145,6 +163,16 @@ class RemoteObject:
                 return error
             return Unanswered(said) if sent else Unreachable(said)
         return InvalidConfig(said)
+
+
+def _fetched(answer: dict[str, Any], data: bytes) -> Fetched:
+    version = answer.get("VersionId")
+    return Fetched(
+        answer["ETag"],
+        data,
+        answer.get("Metadata", {}),
+        None if version in (None, "null") else version,
+    )
 
 
 _NEVER_SENT = (

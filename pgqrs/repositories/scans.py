@@ -1,0 +1,214 @@
+"""Whole tables, read in ranges of ids by many at once, each over a connection of its own.
+
+A *view* of a table has the table's columns, but for a queue's id its name. A `Scan` says which of its
+columns and rows are wanted. It ends as SQL text with its values in it: whoever runs it may use another
+driver, or another host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Integer,
+    Select,
+    SmallInteger,
+    Text,
+    cast,
+    func,
+    not_,
+    select,
+)
+from sqlalchemy.sql.expression import ColumnElement, FromClause
+
+from pgqrs.errors import QueueNotFound
+from pgqrs.models import archive, messages, queues, workflow_steps, workflows
+from pgqrs.sqltypes import Flag, Json, Seconds, UTCDateTime
+
+
+class Kind(StrEnum):
+    """What a column of a view holds."""
+
+    LONG = "long"
+    INT = "int"
+    FLAG = "flag"
+    TIME = "time"
+    SECONDS = "seconds"
+    TEXT = "text"
+    JSON = "json"
+
+
+class View(NamedTuple):
+    """A table as it is shown: its columns by name, where they come from, and its time."""
+
+    columns: Mapping[str, ColumnElement[Any]]
+    source: FromClause
+    id: Column[Any]
+    time: Column[Any]
+    """What `since` and `until` are about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A column compared with a value."""
+
+    column: str
+    operator: str
+    value: Any = None
+    negated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Which columns and rows of a view are wanted."""
+
+    view: str
+    columns: tuple[str, ...]
+    queue: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    conditions: tuple[Condition, ...] = ()
+
+
+def _shown(*tables: Any) -> dict[str, ColumnElement[Any]]:
+    columns: dict[str, ColumnElement[Any]] = {}
+    for column in (column for table in tables for column in table.columns):
+        if column.name == "queue_id":
+            columns["queue"] = queues.c.queue_name
+        else:
+            columns[column.name] = column
+    return columns
+
+
+def _in_queue(table: Any) -> FromClause:
+    # A queue may be gone while its archive is still there.
+    return table.outerjoin(queues, table.c.queue_id == queues.c.id)  # type: ignore[no-any-return]
+
+
+_run_of_step = workflow_steps.join(workflows, workflow_steps.c.workflow_id == workflows.c.id)
+
+VIEWS = {
+    "messages": View(_shown(messages), _in_queue(messages), messages.c.id, messages.c.enqueued_at),
+    "archive": View(_shown(archive), _in_queue(archive), archive.c.id, archive.c.archived_at),
+    "workflows": View(
+        _shown(workflows), _in_queue(workflows), workflows.c.id, workflows.c.created_at
+    ),
+    "steps": View(
+        _shown(workflow_steps) | {"workflow": workflows.c.name, "queue": queues.c.queue_name},
+        _run_of_step.outerjoin(queues, workflows.c.queue_id == queues.c.id),
+        workflow_steps.c.id,
+        workflow_steps.c.started_at,
+    ),
+}
+
+KINDS: tuple[tuple[Any, Kind], ...] = (
+    (Json, Kind.JSON),
+    (UTCDateTime, Kind.TIME),
+    (Flag, Kind.FLAG),
+    (type(Seconds), Kind.SECONDS),
+    (SmallInteger, Kind.INT),
+    (BigInteger, Kind.LONG),
+    (Integer, Kind.INT),
+)
+
+
+def kinds(view: str) -> dict[str, Kind]:
+    """The columns of a view, and what they hold."""
+    return {name: _kind(column) for name, column in VIEWS[view].columns.items()}
+
+
+def _kind(column: ColumnElement[Any]) -> Kind:
+    return next((kind for type_, kind in KINDS if isinstance(column.type, type_)), Kind.TEXT)
+
+
+OPERATORS: dict[str, Callable[[ColumnElement[Any], Any], ColumnElement[bool]]] = {
+    "=": lambda column, value: column == value,
+    "<": lambda column, value: column < value,
+    "<=": lambda column, value: column <= value,
+    ">": lambda column, value: column > value,
+    ">=": lambda column, value: column >= value,
+    "in": lambda column, value: column.in_(value),
+    "null": lambda column, _: column.is_(None),
+}
+
+
+def can_compare(view: str, condition: Condition) -> bool:
+    """Whether the database decides this as anybody else would. Not by order of text, which each has
+    in its own way, nor by the text of JSON.
+    """
+    kind = kinds(view).get(condition.column)
+    if kind is None or condition.operator not in OPERATORS:
+        return False
+    if condition.operator == "null":
+        return True
+    return kind is not Kind.JSON and (kind is not Kind.TEXT or condition.operator in ("=", "in"))
+
+
+def _where(statement: Select[Any], scan: Scan) -> Select[Any]:
+    view = VIEWS[scan.view]
+    if scan.queue is not None:
+        statement = statement.where(queues.c.queue_name == scan.queue)
+    if scan.since is not None:
+        statement = statement.where(view.time >= scan.since)
+    if scan.until is not None:
+        statement = statement.where(view.time < scan.until)
+    for condition in scan.conditions:
+        found = OPERATORS[condition.operator](view.columns[condition.column], condition.value)
+        statement = statement.where(not_(found) if condition.negated else found)
+    return statement
+
+
+class Bounds(NamedTuple):
+    """The ids that a scan is about, both included."""
+
+    first: int
+    last: int
+
+
+def bounds(connection: Connection, scan: Scan) -> Bounds | None:
+    """From which id to which the wanted rows are; None if there are none."""
+    if scan.queue is not None:
+        known = select(queues.c.id).where(queues.c.queue_name == scan.queue)
+        if connection.execute(known).first() is None:
+            raise QueueNotFound(scan.queue)
+    id = VIEWS[scan.view].id
+    statement = select(func.min(id), func.max(id)).select_from(VIEWS[scan.view].source)
+    first, last = connection.execute(_where(statement, scan)).one()
+    return None if first is None else Bounds(first, last)
+
+
+def statement(scan: Scan, within: Bounds) -> Select[Any]:
+    """The wanted rows with these ids, each column in the form that `Kind` says: JSON as text."""
+    view = VIEWS[scan.view]
+    chosen = [_plain(name, view.columns[name]) for name in scan.columns]
+    found = select(*chosen).select_from(view.source)
+    return _where(found, scan).where(view.id >= within.first, view.id <= within.last)
+
+
+def _plain(name: str, column: ColumnElement[Any]) -> ColumnElement[Any]:
+    kind = _kind(column)
+    if kind is Kind.JSON:
+        column = cast(column, Text())
+    elif kind is Kind.INT:
+        column = cast(column, Integer())
+    return column.label(name)
+
+
+def text(statement: Select[Any], dialect: Any, *, schema: str | None = None) -> str:
+    """A statement as it is sent, with its values in it."""
+    named = type(dialect)(paramstyle="named")  # else % would be doubled
+    translated: dict[str, Any] = {} if schema is None else {"schema_translate_map": {None: schema}}
+    compiled = statement.compile(
+        dialect=named,
+        compile_kwargs={"literal_binds": True},
+        render_schema_translate=schema is not None,
+        **translated,
+    )
+    return str(compiled)

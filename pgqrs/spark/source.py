@@ -1,0 +1,29 @@
+"""What `format("pgqrs")` is made of. Spark finds it by the module `pyspark_pgqrs`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceReader
+    from pyspark.sql.types import StructType
+
+PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
+"""The module of Spark that hands filters to a reader; it is loaded only where that is to happen."""
+
+
+def schema(options: Mapping[str, str]) -> StructType:
+    """The columns of what the options name."""
+    from pgqrs.spark.reading import Wanted
+
+    return Wanted.of(options).schema
+
+
+def reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
+    """Reads it. Spark refuses a reader that can filter, unless it has been allowed to."""
+    from pgqrs.spark.reading import FilteringReader, Reader, Wanted
+
+    kind = FilteringReader if PUSHING in sys.modules else Reader
+    return kind(Wanted.of(options).only(schema))

@@ -1,0 +1,31 @@
+"""Where Spark finds the format `pgqrs`. It looks into every module called like this whenever a session
+uses its first data source in Python, so nothing is imported here before it is needed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceReader
+    from pyspark.sql.types import StructType
+
+
+class DefaultSource(DataSource):
+    """Queues, their archive and workflows as tables."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "pgqrs"
+
+    def schema(self) -> StructType:
+        from pgqrs.spark import source
+
+        return source.schema(self.options)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from pgqrs.spark import source
+
+        return source.reader(self.options, schema)

@@ -1,0 +1,239 @@
+"""Tables as data frames, from every kind of store."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+import pgqrs
+from pgqrs.repositories.scans import Bounds
+from pgqrs.spark.reading import ranges
+from tests.conftest import s3_client
+from tests.spark.conftest import URL_VARIABLE, install, s3_url
+
+
+def read(spark: Any, url: str, **options: Any) -> Any:
+    return spark.read.format("pgqrs").option("url", url).options(**options).load()
+
+
+@pgqrs.step
+def double(number: int) -> int:
+    return 2 * number
+
+
+@pgqrs.workflow(name="doubling")
+def doubling(number: int) -> int:
+    return double(number)
+
+
+@pytest.fixture
+def filled(url: str) -> str:
+    """Thirty messages, of which ten have ended; and a run with one step."""
+    with pgqrs.Store(url) as store:
+        store.producer("tasks").enqueue_many([{"n": n, "text": "ä'%"} for n in range(20)])
+        store.producer("others").enqueue_many(
+            [{"n": n} for n in range(10)], priority=7, headers={"h": 1}
+        )
+        with store.consumer("tasks") as consumer:
+            for message in consumer.dequeue(10):
+                consumer.ack(message, result={"doubled": 2 * message.payload["n"]})
+        doubling.start(21, store=store)
+        pgqrs.Worker(store, workflows=[doubling]).run(until_empty=True, signals=False)
+    return url
+
+
+def test_messages(spark: Any, filled: str) -> None:
+    found = read(spark, filled).where("queue in ('tasks', 'others')").collect()
+    assert len(found) == 20
+    (others,) = {(row.priority, row.headers is not None) for row in found if row.queue == "others"}
+    assert others == (7, True)
+    assert sorted(json.loads(row.payload)["n"] for row in found if row.queue == "tasks") == [
+        *range(10, 20)
+    ]
+    assert all(json.loads(row.payload)["text"] == "ä'%" for row in found if row.queue == "tasks")
+    with pgqrs.Store(filled) as store:
+        first = store.admin().peek("others", 1)[0]
+    same = next(row for row in found if row.id == first.id)
+    assert same.enqueued_at.astimezone(UTC) == first.enqueued_at
+    assert same.ready is True
+
+
+def test_archive(spark: Any, filled: str) -> None:
+    found = read(spark, filled, table="archive", queue="tasks").collect()
+    assert {row.archive_reason for row in found} == {"completed"}
+    assert sorted(json.loads(row.result)["doubled"] for row in found) == [*range(0, 20, 2)]
+    assert all(row.error is None and row.archived_at >= row.enqueued_at for row in found)
+
+
+def test_workflows_and_steps(spark: Any, filled: str) -> None:
+    (run,) = read(spark, filled, table="workflows").collect()
+    assert (run["name"], run.status, json.loads(run.output)) == ("doubling", "completed", 42)
+    (step,) = read(spark, filled, table="steps").collect()
+    assert (step.workflow, step.workflow_id, step.status) == ("doubling", run.id, "completed")
+    assert step.queue == run.queue is not None
+
+
+def test_only_what_is_asked_for_is_read(spark: Any, filled: str) -> None:
+    chosen = read(spark, filled, columns="queue, id", numPartitions=3)
+    assert chosen.columns == ["queue", "id"]
+    assert chosen.rdd.getNumPartitions() == 3
+    assert chosen.where("queue <> 'tasks' and id is not null").count() >= 10
+    by_hand = spark.read.schema("payload string, vt timestamp").format("pgqrs")
+    assert by_hand.option("url", filled).option("queue", "tasks").load().count() == 10
+    now = datetime.now(UTC)
+    later, earlier = (now + timedelta(hours=1)).isoformat(), (now - timedelta(hours=1)).isoformat()
+    assert read(spark, filled, queue="tasks", since=earlier, until=later).count() == 10
+    assert read(spark, filled, queue="tasks", since=later).count() == 0
+    assert read(spark, filled, queue="tasks", until=earlier).count() == 0
+
+
+FILTERS = {
+    "queue = 'tasks' and id > 12 and id <= 18 and not (id = 14)": 5,
+    "queue in ('tasks', 'nobody') and priority = 0 and ready": 10,
+    "headers is not null and expires_at is null and queue like 'oth%'": 10,
+    "enqueued_at > timestamp'2020-01-01 00:00:00' and queue < 'p'": 10,
+    "payload like '%\"n\": 3%' or payload like '%\"n\":3%'": 1,
+    "queue = 'it''s 100% nobody'": 0,
+}
+
+
+@pytest.mark.parametrize("pushing", ["true", "false"])
+def test_filters_find_the_same_whoever_filters(spark: Any, filled: str, pushing: str) -> None:
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", pushing)
+    try:
+        table = read(spark, filled).where("queue in ('tasks', 'others')")
+        assert {text: table.where(text).count() for text in FILTERS} == FILTERS
+    finally:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+
+
+def test_filters_are_done_by_the_database(spark: Any, pg_url: str, capsys: Any) -> None:
+    table = read(spark, pg_url).where("queue = 'tasks' and id > 5 and payload <> '1'")
+    table.explain()
+    plan = capsys.readouterr().out
+    assert "payload" in plan.partition("Filter")[2].partition("\n")[0]
+    assert "tasks" not in plan  # nothing is left of it for Spark to do
+
+
+def test_reading_without_adbc(spark: Any, pg_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pgqrs.spark.places import PostgresPlace
+    from pgqrs.spark.reading import Reader, Wanted
+
+    with pgqrs.Store(pg_url) as store:
+        store.producer("tasks").enqueue_many([{"n": n} for n in range(30)], headers={"a": "ü"})
+    reader = Reader(Wanted.of({"url": pg_url}))
+    (part,) = reader.partitions()
+    by_adbc = [row for batch in reader.read(part) for row in batch.to_pylist()]
+    monkeypatch.setattr(PostgresPlace, "_by_adbc", PostgresPlace._by_psycopg)
+    by_psycopg = [row for batch in reader.read(part) for row in batch.to_pylist()]
+    assert by_adbc == by_psycopg
+    assert len(by_adbc) == 30
+
+
+def test_the_schema_of_postgres(spark: Any, pg_url: str) -> None:
+    with pgqrs.Store(pg_url, schema="elsewhere") as store:
+        store.admin().install()
+        store.admin().create_queue("apart")
+        store.producer("apart").enqueue({"n": 1})
+    assert read(spark, pg_url, databaseSchema="elsewhere", queue="apart").count() == 1
+    assert read(spark, pg_url).count() == 0
+
+
+def test_an_empty_table(spark: Any, url: str) -> None:
+    assert read(spark, url, table="archive").collect() == []
+
+
+def test_a_url_in_the_environment(spark: Any, capsys: Any) -> None:
+    url = os.environ[URL_VARIABLE]
+    install(url)
+    with pgqrs.Store(url) as store:
+        store.producer("tasks").enqueue("hello")
+    found = spark.read.format("pgqrs").option("urlEnv", URL_VARIABLE).load()
+    assert [row.payload for row in found.collect()] == ['"hello"']
+    found.explain(True)
+    assert url not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"tabel": "messages"}, "tabel: no such option"),
+        ({"table": "queues"}, "table: expected one of messages, archive, workflows, steps"),
+        ({"columns": "id,colour"}, "columns: messages has no 'colour'"),
+        ({"numPartitions": "none"}, "numPartitions: expected a whole number"),
+        ({"since": "yesterday"}, "since: expected a time like"),
+        ({"until": "2026-01-01"}, "until: .* has no time zone"),
+        ({"queue": "nobody"}, "queue 'nobody' does not exist"),
+        ({"urlEnv": "OTHER"}, "urlEnv: give url or urlEnv, not both"),
+        ({"url": "sqlite::memory:"}, "url: a database in memory"),
+        ({"url": "mysql://x"}, "scheme 'mysql' is not accepted"),
+    ],
+)
+def test_options_that_cannot_be(
+    spark: Any, sqlite_database: str, options: dict[str, str], problem: str
+) -> None:
+    install(sqlite_database)
+    with pytest.raises(Exception, match=problem):
+        read(spark, options.pop("url", sqlite_database), **options).count()
+
+
+def test_schemas_that_cannot_be(spark: Any, sqlite_database: str) -> None:
+    install(sqlite_database)
+    reading = spark.read.format("pgqrs").option("url", sqlite_database)
+    with pytest.raises(Exception, match="schema: messages has no 'colour'"):
+        reading.schema("colour string").load().count()
+    with pytest.raises(Exception, match="schema: id is bigint, not string"):
+        reading.schema("id string").load().count()
+
+
+def test_an_object_stays_what_it_was_when_the_read_was_planned(spark: Any, moto: str) -> None:
+    from pgqrs.spark.reading import Reader, Wanted
+
+    url = s3_url(moto)
+    install(url)
+    with pgqrs.Store(url) as store:
+        store.producer("tasks").enqueue(1)
+        reader = Reader(Wanted.of({"url": url}))
+        (part,) = reader.partitions()
+        store.producer("tasks").enqueue(2)
+    assert sum(batch.num_rows for batch in reader.read(part)) == 1
+    # A host that has no copy finds that it was replaced.
+    from pgqrs.config import Config, S3Settings
+    from pgqrs.spark.places import _cached
+
+    _cached(S3Settings.of(Config.from_dsn(url)), part.place.etag).unlink()
+    with pytest.raises(pgqrs.ConflictError, match="was replaced"):
+        list(reader.read(part))
+
+
+def test_an_object_that_has_versions(spark: Any, moto: str) -> None:
+    from pgqrs.config import Config, S3Settings
+    from pgqrs.spark.places import _cached
+    from pgqrs.spark.reading import Reader, Wanted
+
+    client = s3_client(moto)
+    client.create_bucket(Bucket="versions")
+    client.put_bucket_versioning(Bucket="versions", VersioningConfiguration={"Status": "Enabled"})
+    url = s3_url(moto).replace("bucket", "versions")
+    install(url)
+    with pgqrs.Store(url) as store:
+        store.producer("tasks").enqueue(1)
+        reader = Reader(Wanted.of({"url": url}))
+        (part,) = reader.partitions()
+        store.producer("tasks").enqueue(2)
+    _cached(S3Settings.of(Config.from_dsn(url)), part.place.etag).unlink()
+    assert sum(batch.num_rows for batch in reader.read(part)) == 1
+
+
+def test_ranges_are_disjoint_and_complete() -> None:
+    for first, last, parts in [(1, 1, 4), (5, 14, 3), (1, 100_000, None), (7, 1_000_006, 13)]:
+        found = ranges(Bounds(first, last), parts)
+        assert found[0].first == first
+        assert found[-1].last == last
+        assert all(a.last + 1 == b.first for a, b in pairwise(found))
+    assert ranges(Bounds(1, 10), 3) == [(1, 3), (4, 6), (7, 10)]
