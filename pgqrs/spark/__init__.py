@@ -1,5 +1,6 @@
 """Data pipelines on Spark: `pip install 'pgqrs[spark]'`."""
 
+from pgqrs.spark.ending import finish
 from pgqrs.spark.frames import Frame
 from pgqrs.spark.java import java_home
 from pgqrs.spark.session import current_session, register, session
@@ -12,6 +13,7 @@ __all__ = [
     "Swept",
     "current_attempt",
     "current_session",
+    "finish",
     "java_home",
     "register",
     "session",

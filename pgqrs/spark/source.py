@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceReader
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
     from pyspark.sql.types import StructType
 
 PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -16,9 +16,10 @@ PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 
 def schema(options: Mapping[str, str]) -> StructType:
     """The columns of what the options name."""
-    from pgqrs.spark.reading import Wanted
+    from pgqrs.spark import reading, streaming
 
-    return Wanted.of(options).schema
+    wanted = streaming.Wanted if streaming.is_stream(options) else reading.Wanted
+    return wanted.of(options).schema
 
 
 def reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
@@ -27,3 +28,10 @@ def reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
 
     kind = FilteringReader if PUSHING in sys.modules else Reader
     return kind(Wanted.of(options).only(schema))
+
+
+def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceStreamReader:
+    """Reads a queue as it goes on."""
+    from pgqrs.spark import streaming
+
+    return streaming.stream_reader(options, schema)

@@ -1,0 +1,163 @@
+"""Streams from queues: claimed batch by batch, or read along."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import pgqrs
+from pgqrs.spark import finish
+
+ENQUEUE = """
+INSERT INTO pgqrs_messages (queue_id, priority, ready, vt, read_ct, released_ct, enqueued_at, payload)
+SELECT id, 0, true, now(), 0, 0, now(), '"early"' FROM pgqrs_queues WHERE queue_name = 'tasks'
+"""
+
+
+class Seen:
+    """What came in which batch."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, list[str]] = {}
+
+    def __call__(self, frame: Any, number: int) -> None:
+        self.batches[number] = [row.payload for row in frame.select("payload").collect()]
+
+    @property
+    def counts(self) -> Counter[str]:
+        return Counter(payload for batch in self.batches.values() for payload in batch)
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(batch) for batch in self.batches.values()]
+
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+def start(spark: Any, tmp_path: Path) -> Start:
+    """Start a query that goes on where the last one ended."""
+
+    def start_query(url: str, mode: str, each: Any, trigger: Any, **options: Any) -> Any:
+        return (
+            spark.readStream.format("pgqrs")
+            .options(url=url, mode=mode, queue="tasks", stream="nightly", **options)
+            .load()
+            .writeStream.foreachBatch(each)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(**trigger)
+            .start()
+        )
+
+    return start_query
+
+
+def completed(store: pgqrs.Store) -> int:
+    return store.admin().queue_stats("tasks").archived[pgqrs.ArchiveReason.COMPLETED]
+
+
+NOW = {"availableNow": True}
+
+
+def test_claiming_what_is_there_now(url: str, start: Start) -> None:
+    with pgqrs.Store(url) as store:
+        store.producer("tasks").enqueue_many(range(25))
+        seen = Seen()
+        query = start(url, "claim", seen, NOW, maxRowsPerBatch=10, numPartitions=3)
+        query.awaitTermination()
+        assert (seen.sizes, completed(store)) == ([10, 10, 5], 25)
+        assert seen.counts == Counter(map(str, range(25)))
+        store.producer("tasks").enqueue_many(range(25, 30))
+        start(url, "claim", seen, NOW).awaitTermination()
+        assert (seen.sizes, completed(store)) == ([10, 10, 5, 5], 30)
+        assert len(store.admin().list_workers()) <= 1
+
+
+def test_reading_along(url: str, start: Start) -> None:
+    with pgqrs.Store(url) as store:
+        store.producer("tasks").enqueue_many(range(25))
+        store.producer("others").enqueue_many(range(100, 110))
+        with store.consumer("tasks") as consumer:
+            consumer.ack_many(consumer.dequeue(7))
+        seen = Seen()
+        start(url, "tail", seen, NOW, maxRowsPerBatch=10, numPartitions=2).awaitTermination()
+        assert seen.sizes == [10, 10, 5]
+        store.producer("tasks").enqueue_many(range(25, 30))
+        start(url, "tail", seen, NOW).awaitTermination()
+        assert seen.counts == Counter(map(str, range(30)))
+        assert completed(store) == 7
+
+
+def test_an_id_that_is_committed_late_is_not_skipped(pg_url: str, start: Start) -> None:
+    with pgqrs.Store(pg_url) as store, psycopg.connect(pg_url) as slow:
+        store.producer("tasks").enqueue("first")
+        seen = Seen()
+        query = start(pg_url, "tail", seen, {"processingTime": "0 seconds"})
+        query.processAllAvailable()
+        assert seen.counts == Counter(['"first"'])
+        slow.execute(ENQUEUE)
+        store.producer("tasks").enqueue("late")
+        query.processAllAvailable()
+        assert seen.counts == Counter(['"first"'])
+        slow.commit()
+        query.processAllAvailable()
+        query.stop()
+        assert seen.counts == Counter(['"first"', '"early"', '"late"'])
+
+
+def test_the_last_batch_of_a_stopped_query(pg_url: str, start: Start) -> None:
+    with pgqrs.Store(pg_url) as store:
+        store.producer("tasks").enqueue_many(range(5))
+        seen = Seen()
+        query = start(pg_url, "claim", seen, {"processingTime": "1 hour"})
+        while query.lastProgress is None or not seen.batches:
+            query.awaitTermination(0.1)
+        query.stop()
+        assert (seen.sizes, completed(store)) == ([5], 0)
+        assert store.admin().queue_stats("tasks").leased == 5
+        assert (finish(query, store), finish(query, store)) == (5, 0)
+        assert completed(store) == 5
+
+
+def test_a_batch_that_failed_is_the_same_when_it_is_tried_again(pg_url: str, start: Start) -> None:
+    def fail(_frame: Any, _number: int) -> None:
+        raise RuntimeError("as if the work had failed")
+
+    with pgqrs.Store(pg_url) as store:
+        store.producer("tasks").enqueue_many(range(5))
+        with pytest.raises(Exception, match="as if the work had failed"):
+            start(pg_url, "claim", fail, NOW).awaitTermination()
+        store.producer("tasks").enqueue_many(range(5, 8))
+        seen = Seen()
+        start(pg_url, "claim", seen, NOW).awaitTermination()
+        assert seen.sizes == [5, 3]
+        assert seen.counts == Counter(map(str, range(8)))
+
+
+def test_where_to_begin_and_which_columns(pg_url: str, spark: Any, start: Start) -> None:
+    with pgqrs.Store(pg_url) as store:
+        ids = store.producer("tasks").enqueue_many(range(5))
+        seen = Seen()
+        options = {"startingId": ids[3], "columns": "id,payload"}
+        start(pg_url, "tail", seen, NOW, **options).awaitTermination()
+        assert seen.counts == Counter(["3", "4"])
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"mode": "claim", "queue": "tasks"}, "stream"),
+        ({"mode": "both", "queue": "tasks"}, "mode"),
+        ({"mode": "tail"}, "queue"),
+        ({"mode": "tail", "queue": "tasks", "columns": "vt"}, "vt"),
+    ],
+)
+def test_options_are_checked(spark: Any, options: dict[str, str], complaint: str) -> None:
+    with pytest.raises(Exception, match=complaint):
+        spark.readStream.format("pgqrs").options(url="sqlite:///x.db", **options).load()
