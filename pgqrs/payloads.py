@@ -99,15 +99,20 @@ def _encode_whole(payloads: Sequence[Any], *, max_bytes: int, max_depth: int) ->
     if not flat and not _is_plain(payloads, max_depth + 1):
         return None
     # All of it no larger than one may be: then each is small enough, whatever its characters.
-    simple = len(text) <= max_bytes and text.isascii() and "\\u0000" not in text
-    return text if simple and "e+" not in text else None
+    simple = len(text) <= max_bytes and text.isascii() and not _may_hold(text, "\\u0000")
+    return text if simple and not _may_hold(text, "e+") else None
+
+
+def _may_hold(text: str, rare: str) -> bool:
+    """`rare in text`, for something that holds a rare character: looking for one is much quicker."""
+    return rare[0] in text and rare[-1] in text and rare in text
 
 
 def _is_flat(payloads: Sequence[Any], text: str) -> bool:
     """Whether keys and nesting are surely fine, as far as the text of a batch tells: objects that
     hold no object, and arrays that hold none. Six times as quick as looking at every value.
     """
-    if text.count("{") != len(payloads) or "[[" in text or ",[" in text:
+    if text.count("{") != len(payloads) or text.count("[") != text.count(":[") + 1:
         return False
     try:
         "".join(chain.from_iterable(payloads))  # refuses keys that are not text
