@@ -1,4 +1,4 @@
-"""Runs of workflows: starting, waiting, ending, and what others may tell them.
+"""Runs of workflows: waiting, ending, and what others may tell them.
 
 A run has a message in a queue. Whoever holds the message runs it, and all it writes is fenced by that
 claim. A run that waits is a message that nobody may claim yet: until its wake-up time, or until
@@ -11,7 +11,6 @@ A run that ended stays as it ended; every change names the states it may start f
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -26,7 +25,6 @@ from sqlalchemy import (
     exists,
     false,
     func,
-    insert,
     null,
     or_,
     select,
@@ -43,6 +41,7 @@ from pgqrs.repositories import steps
 from pgqrs.repositories.expressions import Holds, at, moment, per_dialect
 from pgqrs.repositories.hot import Hot
 from pgqrs.repositories.messages import FENCE_ONE, held_one
+from pgqrs.repositories.starting import ActiveRun, Started, payload, start
 from pgqrs.sqltypes import BigId, Flag, Json
 from pgqrs.types import Message, RunInfo, RunStatus
 
@@ -89,35 +88,6 @@ _IS_LIVE = _is(*LIVE)
 _HOLDS = exists().where(*FENCE_ONE)
 
 
-class Started(NamedTuple):
-    """A run, and whether it was there already."""
-
-    id: int
-    is_new: bool
-    waited_for: bool = False
-
-
-class ActiveRun(NamedTuple):
-    """A run as its holder finds it."""
-
-    id: int
-    name: str
-    status: RunStatus
-    input: Any
-    parent_id: int | None
-    deadline_at: datetime | None
-    nudge_ct: int
-    forked_from: int | None
-    now: datetime
-
-    @property
-    def has_past(self) -> bool:
-        """Whether it may have done something with another message: as another run, or before it was
-        retried.
-        """
-        return self.forked_from is not None or self.nudge_ct > 0
-
-
 class Ended(NamedTuple):
     """How a run ended, who waits for that, and whose message became ready by it."""
 
@@ -125,114 +95,6 @@ class Ended(NamedTuple):
     status: RunStatus
     is_wanted: bool = False
     ring: str | None = None
-
-
-# Starting
-
-_INSERT = (
-    insert(workflows)
-    .values(
-        name=bindparam("new_name"),
-        key=bindparam("new_key"),
-        parent_id=bindparam("new_parent"),
-        version=bindparam("new_version"),
-        status=RunStatus.PENDING,
-        input=cast(bindparam("new_input", type_=Text()), Json()),
-        created_at=moment("now"),
-        updated_at=moment("now"),
-        deadline_at=moment("deadline"),
-        forked_from=bindparam("new_fork", type_=BigId),
-        message_id=bindparam("new_message", type_=BigId),
-        queue_id=select(messages.c.queue_id)
-        .where(messages.c.id == bindparam("new_message", type_=BigId))
-        .scalar_subquery(),
-    )
-    .returning(workflows.c.id)
-)
-_FIRST = Hot(_INSERT)
-_BY_KEY = select(workflows.c.id).where(
-    workflows.c.name == bindparam("new_name"), workflows.c.key == bindparam("new_key")
-)
-
-
-def start(
-    connection: Connection,
-    *,
-    name: str,
-    queue: str | None,
-    input: str,
-    key: str | None = None,
-    parent_id: int | None = None,
-    version: str | None = None,
-    timeout: float | None = None,
-    deadline: datetime | None = None,
-    delay: float = 0.0,
-    eta: datetime | None = None,
-    priority: int = 0,
-    headers: str | None = None,
-    forked_from: int | None = None,
-    now: datetime | None,
-) -> Started:
-    """A new run and its message, or the run that has this key. Without a queue it has no message:
-    somebody drives it by hand.
-    """
-    values: dict[str, Any] = {
-        "new_name": name,
-        "new_key": key,
-        "new_parent": parent_id,
-        "new_version": version,
-        "new_input": input,
-        "new_fork": forked_from,
-    } | at(now=(now, 0.0), deadline=(now, timeout) if deadline is None else (deadline, 0.0))
-    if key is not None:
-        found = connection.execute(_BY_KEY, values).scalar()
-        if found is not None:
-            return Started(found, is_new=False)
-    message_id, waited_for = None, False
-    if queue is not None:
-        message_id, waited_for = _enqueue(
-            connection,
-            queue,
-            name,
-            delay=delay,
-            eta=eta,
-            priority=priority,
-            headers=headers,
-            now=now,
-        )
-    ((id,),) = _FIRST.rows(connection, values | {"new_message": message_id})
-    return Started(id, is_new=True, waited_for=waited_for)
-
-
-def _enqueue(
-    connection: Connection,
-    queue: str,
-    name: str,
-    *,
-    delay: float = 0.0,
-    eta: datetime | None = None,
-    priority: int = 0,
-    headers: str | None = None,
-    now: datetime | None,
-) -> tuple[int, bool]:
-    enqueued = message_rows.enqueue(
-        connection,
-        queue,
-        Batch(1, None, [_payload(name)]),
-        headers=headers,
-        priority=priority,
-        delay=delay,
-        eta=eta,
-        ttl=None,
-        expires_at=None,
-        producer=None,
-        now=now,
-    )
-    return enqueued.ids[0], enqueued.waited_for
-
-
-def _payload(name: str) -> str:
-    return json.dumps({"workflow": name}, ensure_ascii=False)
 
 
 # What the holder of a run's message does
@@ -569,6 +431,23 @@ _REVIVE = (
 )
 
 
+def _enqueue(connection: Connection, queue: str, name: str, *, now: datetime | None) -> int:
+    enqueued = message_rows.enqueue(
+        connection,
+        queue,
+        Batch(1, None, [payload(name)]),
+        headers=None,
+        priority=0,
+        delay=0.0,
+        eta=None,
+        ttl=None,
+        expires_at=None,
+        producer=None,
+        now=now,
+    )
+    return enqueued.ids[0]
+
+
 def retry(connection: Connection, run_id: int, *, now: datetime | None) -> str | None:
     """Let a failed run go on from the step that failed; returns its queue, or None if it has not
     failed, or was driven by hand.
@@ -576,7 +455,7 @@ def retry(connection: Connection, run_id: int, *, now: datetime | None) -> str |
     run = get(connection, run_id)
     if run.status is not RunStatus.FAILED or run.queue is None:
         return None
-    message_id, _ = _enqueue(connection, run.queue, run.name, now=now)
+    message_id = _enqueue(connection, run.queue, run.name, now=now)
     steps.forget_failed(connection, run_id, since=run.failed_step)
     bound = {"run": run_id, "new_message": message_id} | at(now=(now, 0.0))
     if connection.execute(_REVIVE, bound).first() is None:  # somebody else was quicker
@@ -683,15 +562,15 @@ def move_by_hand(
 
 # Looking
 
-_GET = _WITH_QUEUE.where(workflows.c.id == _run)
+_GET = Hot(_WITH_QUEUE.where(workflows.c.id == _run))
 
 
 def get(connection: Connection, run_id: int) -> RunInfo:
     """One run."""
-    row = connection.execute(_GET, {"run": run_id}).first()
-    if row is None:
+    found = _GET.rows(connection, {"run": run_id})
+    if not found:
         raise RunNotFound(run_id)
-    return _info(row)
+    return _info(found[0])
 
 
 def find(

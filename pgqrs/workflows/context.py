@@ -21,8 +21,8 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from pgqrs.errors import InvalidArgument, RunOverdue, StepTimedOut
+from pgqrs.repositories.starting import ActiveRun
 from pgqrs.repositories.steps import Recorded
-from pgqrs.repositories.workflows import ActiveRun
 from pgqrs.types import RunStatus
 from pgqrs.workflows.history import Branch, Call, History
 from pgqrs.workflows.interrupts import Cancel, Doom, Interrupt, Pause, Suspend

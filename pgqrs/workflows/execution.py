@@ -18,7 +18,7 @@ from pgqrs.codecs import Signature
 from pgqrs.errors import InvalidPayload, LeaseLost, RunOverdue, StepFailed
 from pgqrs.outcomes import GivenBack, Outcome, Settled
 from pgqrs.payloads import error_text
-from pgqrs.repositories.workflows import ActiveRun
+from pgqrs.repositories.starting import ActiveRun
 from pgqrs.stores import Database
 from pgqrs.types import ENDED, Message, RunStatus
 from pgqrs.workflows import values
@@ -76,9 +76,16 @@ def is_async(message: Message, known: Registry) -> bool:
 
 
 def execute(
-    database: Database, known: Registry, message: Message, *, reach: Reach = lambda call: call()
+    database: Database,
+    known: Registry,
+    message: Message,
+    *,
+    begun: ActiveRun | None = None,
+    reach: Reach = lambda call: call(),
 ) -> Outcome:
-    """Run a sync workflow in this thread. `reach` calls the database, if that takes more than that."""
+    """Run a sync workflow in this thread. `reach` calls the database, if that takes more than that.
+    A run that has `begun` need not be looked for.
+    """
     journal = Journal(database, message)
 
     def go(ask: Go) -> Gone:
@@ -91,13 +98,18 @@ def execute(
                 return _gone(context, None, exc)
 
     return drive(
-        _execution(journal, known, message),
+        _execution(journal, known, message, begun),
         lambda ask: reach(ask.call) if isinstance(ask, Persist) else go(ask),
     )
 
 
 async def execute_async(
-    database: Database, known: Registry, message: Message, *, offload: Offload
+    database: Database,
+    known: Registry,
+    message: Message,
+    *,
+    begun: ActiveRun | None = None,
+    offload: Offload,
 ) -> Outcome:
     """Run an async workflow in this event loop."""
     journal = Journal(database, message)
@@ -111,7 +123,7 @@ async def execute_async(
             return _gone(context, None, exc)
 
     return await drive_async(
-        _execution(journal, known, message),
+        _execution(journal, known, message, begun),
         lambda ask: offload(ask.call) if isinstance(ask, Persist) else go(ask),
     )
 
@@ -131,9 +143,11 @@ def _gone(context: Context, value: Any, error: BaseException | None = None) -> G
     return Gone(value)
 
 
-def _execution(journal: Journal, known: Registry, message: Message) -> Execution:
+def _execution(
+    journal: Journal, known: Registry, message: Message, begun: ActiveRun | None
+) -> Execution:
     try:
-        run: ActiveRun | None = yield Persist(journal.activate)
+        run: ActiveRun | None = begun or (yield Persist(journal.activate))
         if run is None or run.status in ENDED:
             yield Persist(journal.drop)
             return Settled()

@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection
-
 from pgqrs.consumer import Holder
 from pgqrs.errors import PgqrsError
 from pgqrs.repositories import workflows
+from pgqrs.repositories.starting import ActiveRun, Started, start
 from pgqrs.stores import Database
 from pgqrs.types import Message, RunInfo
 from pgqrs.workflows.context import Persist
@@ -35,9 +34,10 @@ LOOK_EVERY = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Carry:
-    """Run the run of this message."""
+    """Run the run of this message, which may have begun."""
 
     message: Message
+    begun: ActiveRun | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,8 @@ def run_inline(
         if isinstance(ask, Nap):
             return time.sleep(ask.seconds)
         with kept(holder, ask.message, reach):
-            return execute(database, registry([workflow]), ask.message, reach=reach)
+            known = registry([workflow])
+            return execute(database, known, ask.message, begun=ask.begun, reach=reach)
 
     return drive(inline(database, workflow, args, kwargs), answer)
 
@@ -90,7 +91,9 @@ async def run_inline_async(
             return await asyncio.sleep(ask.seconds)
         renewing = asyncio.create_task(_keep(holder, ask.message, offload))
         try:
-            return await execute_async(database, registry([workflow]), ask.message, offload=offload)
+            return await execute_async(
+                database, registry([workflow]), ask.message, begun=ask.begun, offload=offload
+            )
         finally:
             renewing.cancel()
 
@@ -106,33 +109,31 @@ def inline(
     """The way of a run from its start to its end."""
     arguments = workflow.start_arguments(args, kwargs, database.config)
     worker = -secrets.randbits(62)  # a holder like any other, but too short-lived for a row
-    run_id, message = yield Persist(partial(_begin, database, worker, arguments))
+    started: Started = yield Persist(partial(_start, database, worker, arguments))
+    if started.begun is not None:
+        yield Carry(*started.begun)
     while True:
-        if message is not None:
-            yield Carry(message)
-        run: RunInfo = yield Persist(lambda: database.read(lambda c: workflows.get(c, run_id)))
+        run: RunInfo = yield Persist(lambda: database.read(lambda c: workflows.get(c, started.id)))
         if run.has_ended:
             return run
-        message = yield Persist(partial(_claim, database, worker, run_id))
+        message = yield Persist(partial(_claim, database, worker, started.id))
         if message is None:
             yield Nap(LOOK_EVERY)
+        else:
+            yield Carry(message, None)
 
 
-def _begin(
-    database: Database, worker: int, arguments: dict[str, Any]
-) -> tuple[int, Message | None]:
+def _start(database: Database, worker: int, arguments: dict[str, Any]) -> Started:
     """Start the run with its message in our hands."""
-
-    def begin() -> tuple[int, Message | None]:
-        now = database.now()
-
-        def work(connection: Connection) -> tuple[int, Message | None]:
-            id = workflows.start(connection, now=now, **arguments).id
-            return id, workflows.claim(connection, id, worker=worker, now=now)
-
-        return database.write(work)
-
-    return with_queue(database, arguments["queue"], begin)
+    now = database.now()
+    return with_queue(
+        database,
+        arguments["queue"],
+        lambda: database.write(
+            lambda c: start(c, holder=worker, now=now, **arguments),
+            single=arguments["key"] is None,
+        ),
+    )
 
 
 def _claim(database: Database, worker: int, run_id: int) -> Message | None:

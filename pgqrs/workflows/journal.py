@@ -14,10 +14,10 @@ from typing import Any
 from sqlalchemy import Connection
 
 from pgqrs.errors import LeaseLost
-from pgqrs.repositories import events, steps, workflows
+from pgqrs.repositories import events, starting, steps, workflows
 from pgqrs.repositories.expressions import Holds
+from pgqrs.repositories.starting import ActiveRun
 from pgqrs.repositories.steps import NewStep, Recorded
-from pgqrs.repositories.workflows import ActiveRun
 from pgqrs.stores import Database
 from pgqrs.stores.wakeups import RESULTS
 from pgqrs.types import EventKind, Message, RunInfo, RunStatus, StepInfo, StepStatus
@@ -153,7 +153,7 @@ class Journal:
         now = self.database.now()
 
         def work(connection: Connection) -> tuple[int, Recorded]:
-            started = workflows.start(connection, parent_id=run_id, now=now, **arguments)
+            started = starting.start(connection, parent_id=run_id, now=now, **arguments)
             recorded = steps.record(
                 connection,
                 run_id,

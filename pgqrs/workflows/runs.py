@@ -22,7 +22,7 @@ from pgqrs.errors import (
 from pgqrs.outcomes import Outcome
 from pgqrs.payloads import error_text
 from pgqrs.repositories import events, steps, workflows
-from pgqrs.repositories.workflows import Started
+from pgqrs.repositories.starting import Started, start
 from pgqrs.stores import Database
 from pgqrs.stores.wakeups import RESULTS, SELDOM
 from pgqrs.types import (
@@ -306,7 +306,9 @@ class Workflows:
         now, queue = self._database.now(), arguments["queue"]
 
         def begin() -> Started:
-            return self._database.write(lambda c: workflows.start(c, now=now, **arguments))
+            return self._database.write(
+                lambda c: start(c, now=now, **arguments), single=arguments["key"] is None
+            )
 
         try:
             started = begin() if queue is None else with_queue(self._database, queue, begin)
