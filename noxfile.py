@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -43,6 +44,18 @@ def install(session: nox.Session, *groups: str, extras: str = "s3") -> None:
     session.install("-e", f".[{extras}]", *nox.project.dependency_groups(PROJECT, *groups))
 
 
+def pytest(session: nox.Session, *arguments: str, env: dict[str, str] | None = None) -> None:
+    """Run tests, with their databases in memory where that can be: what they wait for is the disk,
+    and some disks are slow.
+    """
+    memory = Path("/dev/shm")
+    place = memory if os.access(memory, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="pgqrs-", dir=place) as temporary:
+        Path(temporary).chmod(0o755)  # PostgreSQL runs as another user
+        env = {"TMPDIR": temporary} | (env or {})
+        session.run("pytest", *arguments, *session.posargs, env=env)
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Formatting, lint, types, and the direction of imports."""
@@ -57,7 +70,7 @@ def lint(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Every test, on this Python and the newest libraries. Arguments go to pytest."""
     install(session, "test")
-    session.run("pytest", "-n", "2", *session.posargs)
+    pytest(session, "-n", "2")
 
 
 @nox.session
@@ -69,14 +82,14 @@ def lowest(session: nox.Session) -> None:
         for dependency in PROJECT["project"]["dependencies"]
     ]
     session.install(*oldest)
-    session.run("pytest", "-n", "2", "tests/unit", "tests/api", *BACKENDS, *TWO, *session.posargs)
+    pytest(session, "-n", "2", "tests/unit", "tests/api", *BACKENDS, *TWO)
 
 
 @nox.session(python=["3.12", "3.13"])
 def pythons(session: nox.Session) -> None:
     """The other Pythons, where they are installed."""
     install(session, "test")
-    session.run("pytest", "-n", "2", "tests/unit", "tests/api", *BACKENDS, *TWO, *session.posargs)
+    pytest(session, "-n", "2", "tests/unit", "tests/api", *BACKENDS, *TWO)
 
 
 @nox.session(name="old-postgres")
@@ -86,10 +99,8 @@ def old_postgres(session: nox.Session) -> None:
     if not found:
         session.skip(f"no server below {SYSTEM_POSTGRES}; install your system's postgresql package")
     install(session, "test")
-    session.run(
-        *("pytest", "-n", "2", "-k", "postgres and not engine", *BACKENDS, *session.posargs),
-        env={"PGQRS_TEST_POSTGRES": str(found[0].parent)},
-    )
+    env = {"PGQRS_TEST_POSTGRES": str(found[0].parent)}
+    pytest(session, "-n", "2", "-k", "postgres and not engine", *BACKENDS, env=env)
 
 
 @nox.session
@@ -102,7 +113,7 @@ def pgbouncer(session: nox.Session) -> None:
         session.run("apt-get", "update", "-qq", external=True)
         session.run("apt-get", "install", "-y", "-qq", "pgbouncer", external=True)
     install(session, "test")
-    session.run("pytest", "tests/acceptance/test_pgbouncer.py", *session.posargs)
+    pytest(session, "tests/acceptance/test_pgbouncer.py")
 
 
 @nox.session
@@ -110,9 +121,8 @@ def s3(session: nox.Session) -> None:
     """Stores in S3 on a second server, and the processes that fight over an object for a minute."""
     install(session, "test")
     env = {"PGQRS_TEST_S3": "seaweedfs", "PGQRS_TEST_S3_SECONDS": "60"}
-    session.run("pytest", "-n", "2", "tests/s3", *session.posargs, env=env)
-    backends = ("tests/conformance", "-k", "s3-durable or s3-local")
-    session.run("pytest", "-n", "2", *backends, *session.posargs, env=env)
+    pytest(session, "-n", "2", "tests/s3", env=env)
+    pytest(session, "-n", "2", "tests/conformance", "-k", "s3-durable or s3-local", env=env)
 
 
 @nox.session
@@ -158,7 +168,7 @@ def acceptance(session: nox.Session) -> None:
     tests = [
         f"tests/acceptance/test_{name}.py" for name in ("workers", "workflow_crashes", "sleeping")
     ]
-    session.run("pytest", *tests, *session.posargs, env={"PGQRS_ACCEPTANCE": "full"})
+    pytest(session, *tests, "-o", "timeout=0", env={"PGQRS_ACCEPTANCE": "full"})
 
 
 @nox.session

@@ -6,7 +6,7 @@ A handler that returns anything else has returned a result: `Done(result)`. One 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -46,6 +46,9 @@ class GivenBack:
 @dataclass(frozen=True, slots=True)
 class Settled:
     """Nothing is left to do: the handler ended the message itself, in a transaction of its own."""
+
+    ending: Any = field(default=None, compare=False)
+    """How it ended, for who asks."""
 
 
 Outcome = Done | Failed | GivenBack | Settled

@@ -24,6 +24,7 @@ class _Form(NamedTuple):
     """A statement compiled for one dialect."""
 
     text: str
+    returns_rows: bool
     defaults: dict[str, Any]
     incoming: tuple[tuple[str, Convert], ...]
     outgoing: tuple[tuple[int, Convert], ...]
@@ -53,7 +54,7 @@ class Hot:
         parameters = {**form.defaults, **bound}
         for name, convert in form.incoming:
             parameters[name] = convert(parameters[name])
-        found = run(connection, form.text, parameters)
+        found = run(connection, form.text, parameters, returns_rows=form.returns_rows)
         return _converted(found, form.outgoing) if found else found
 
 
@@ -63,6 +64,7 @@ def _compile(statement: Any, dialect: Any) -> _Form:
     compiled = statement.compile(dialect=named)
     return _Form(
         compiled.string,
+        bool(compiled._result_columns),
         dict(compiled.params),
         tuple(
             (name, convert)
@@ -87,7 +89,9 @@ def _converted(rows: list[Any], outgoing: tuple[tuple[int, Convert], ...]) -> li
     return list(zip(*columns, strict=True))
 
 
-def run(connection: Connection, text: str, parameters: Mapping[str, Any]) -> list[Any]:
+def run(
+    connection: Connection, text: str, parameters: Mapping[str, Any], *, returns_rows: bool = False
+) -> list[Any]:
     """Execute text as it is. Errors are those of SQLAlchemy."""
     fairy = connection.connection
     cursor = fairy.cursor()
@@ -95,7 +99,8 @@ def run(connection: Connection, text: str, parameters: Mapping[str, Any]) -> lis
         _answer_in_binary(cursor)
     try:
         cursor.execute(text, parameters)
-        return list(cursor.fetchall()) if cursor.description else []
+        # Asking the cursor would have psycopg describe all columns first.
+        return list(cursor.fetchall()) if returns_rows else []
     except connection.dialect.loaded_dbapi.Error as exc:
         lost = connection.dialect.is_disconnect(exc, fairy.dbapi_connection, cursor)
         if lost:

@@ -11,6 +11,7 @@ A run that ended stays as it ended; every change names the states it may start f
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -93,6 +94,8 @@ class Ended(NamedTuple):
 
     id: int
     status: RunStatus
+    output: Any
+    error: str | None
     is_wanted: bool = False
     ring: str | None = None
 
@@ -259,7 +262,8 @@ def end(
         raise LeaseLost(list(hold.tokens))
     id, became, parent_id, is_wanted = found[0]
     ring = nudge(connection, parent_id, now=now) if has_parent else None
-    return Ended(id, became, bool(is_wanted), ring)
+    result = None if output is None else json.loads(output)
+    return Ended(id, became, result, error, bool(is_wanted), ring)
 
 
 def drop_message(connection: Connection, hold: Holds) -> None:

@@ -46,8 +46,8 @@ Marks = tuple[int, int]
 
 def marks(connection: Connection) -> Marks:
     """Two numbers; one of them moves when this connection changes anything."""
-    ((changes,),) = run(connection, "SELECT total_changes()", {})
-    ((version,),) = run(connection, "PRAGMA schema_version", {})
+    ((changes,),) = run(connection, "SELECT total_changes()", {}, returns_rows=True)
+    ((version,),) = run(connection, "PRAGMA schema_version", {}, returns_rows=True)
     return changes, version
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Generic, ParamSpec, TypeVar, overload
@@ -181,7 +182,9 @@ class Workflow(Generic[P, T]):
             changed = replace(self._options, **options)
         except TypeError as exc:
             raise InvalidArgument("options", str(exc)) from None
-        return Workflow(self.function, name=self.name, options=changed)
+        workflow = copy(self)  # as it is: looking at the function's hints takes longer than a step
+        workflow._options = changed
+        return workflow
 
     def start(self, *args: Any, key: str | None = None, store: Any = None, **kwargs: Any) -> Any:
         """Start a run with these arguments. Returns its handle; with an `AsyncStore`, or in an async

@@ -184,29 +184,35 @@ def _settle(
     """Write down how it went."""
     match gone.interrupt:
         case None:
-            yield Persist(partial(journal.end, run, **_ending(journal, run, gone, signature)))
+            ending = _ending(journal, run, gone, signature)
+            return Settled((yield Persist(partial(journal.end, run, **ending))))
         case Suspend(until=until):
-            yield from _wait(journal, run, until)
+            return (yield from _wait(journal, run, until))
         case Pause():
-            yield from _wait(journal, run, None)
+            return (yield from _wait(journal, run, None))
         case Cancel():
-            yield Persist(partial(journal.end, run, RunStatus.CANCELLED))
+            return (yield from _cancel(journal, run))
         case Doom(error=error):
-            text = f"{type(error).__module__}.{type(error).__qualname__}: {error}"
-            yield Persist(partial(journal.end, run, RunStatus.FAILED, error=error_text(text)))
+            text = error_text(f"{type(error).__module__}.{type(error).__qualname__}: {error}")
+            ended = yield Persist(partial(journal.end, run, RunStatus.FAILED, error=text))
             logger.error("run %d of %s failed: %s", run.id, run.name, error)
+            return Settled(ended)
         case Lost():
             raise LeaseLost(list(journal.hold.tokens))
         case Broken(error=error):
             raise error
-    return Settled()
+    raise AssertionError(gone)
 
 
 def _wait(journal: Journal, run: ActiveRun, until: Any) -> Execution:
     status = yield Persist(partial(journal.suspend, until=until, nudge_ct=run.nudge_ct))
     if status is RunStatus.CANCELLING:
-        yield Persist(partial(journal.end, run, RunStatus.CANCELLED))
+        return (yield from _cancel(journal, run))
     return Settled()
+
+
+def _cancel(journal: Journal, run: ActiveRun) -> Execution:
+    return Settled((yield Persist(partial(journal.end, run, RunStatus.CANCELLED))))
 
 
 def _ending(

@@ -15,12 +15,14 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from pgqrs.consumer import Holder
 from pgqrs.errors import PgqrsError
+from pgqrs.outcomes import Settled
 from pgqrs.repositories import workflows
 from pgqrs.repositories.starting import ActiveRun, Started, start
+from pgqrs.repositories.workflows import Ended
 from pgqrs.stores import Database
 from pgqrs.types import Message, RunInfo
 from pgqrs.workflows.context import Persist
@@ -47,7 +49,7 @@ class Nap:
     seconds: float
 
 
-Inline = Generator[Persist | Carry | Nap, Any, RunInfo]
+Inline = Generator[Persist | Carry | Nap, Any, RunInfo | Ended]
 
 
 def run_inline(
@@ -57,7 +59,7 @@ def run_inline(
     kwargs: Mapping[str, Any],
     *,
     reach: Reach = lambda call: call(),
-) -> RunInfo:
+) -> RunInfo | Ended:
     """Run a sync workflow in this thread, to its end."""
     holder = Holder(database)
 
@@ -80,7 +82,7 @@ async def run_inline_async(
     kwargs: Mapping[str, Any],
     *,
     offload: Offload,
-) -> RunInfo:
+) -> RunInfo | Ended:
     """Run an async workflow in this event loop, to its end."""
     holder = Holder(database)
 
@@ -110,17 +112,19 @@ def inline(
     arguments = workflow.start_arguments(args, kwargs, database.config)
     worker = -secrets.randbits(62)  # a holder like any other, but too short-lived for a row
     started: Started = yield Persist(partial(_start, database, worker, arguments))
-    if started.begun is not None:
-        yield Carry(*started.begun)
+    carry = None if started.begun is None else Carry(*started.begun)
     while True:
+        if carry is not None:
+            outcome = yield carry
+            if isinstance(outcome, Settled) and outcome.ending is not None:
+                return cast(Ended, outcome.ending)
         run: RunInfo = yield Persist(lambda: database.read(lambda c: workflows.get(c, started.id)))
         if run.has_ended:
             return run
         message = yield Persist(partial(_claim, database, worker, started.id))
-        if message is None:
+        carry = None if message is None else Carry(message, None)
+        if carry is None:
             yield Nap(LOOK_EVERY)
-        else:
-            yield Carry(message, None)
 
 
 def _start(database: Database, worker: int, arguments: dict[str, Any]) -> Started:

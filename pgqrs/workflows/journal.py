@@ -18,6 +18,7 @@ from pgqrs.repositories import events, starting, steps, workflows
 from pgqrs.repositories.expressions import Holds
 from pgqrs.repositories.starting import ActiveRun
 from pgqrs.repositories.steps import NewStep, Recorded
+from pgqrs.repositories.workflows import Ended
 from pgqrs.stores import Database
 from pgqrs.stores.wakeups import RESULTS
 from pgqrs.types import EventKind, Message, RunInfo, RunStatus, StepInfo, StepStatus
@@ -211,7 +212,7 @@ class Journal:
         output: str | None = None,
         error: str | None = None,
         failed_step: str | None = None,
-    ) -> None:
+    ) -> Ended:
         """The run ends, and its message with it."""
         now, has_parent = self.database.now(), run.parent_id is not None
         ended = self.database.write(
@@ -234,6 +235,7 @@ class Journal:
             self.database.ring_of_results(self.queue)
         else:
             self.database.wakeups.ring(RESULTS)
+        return ended
 
     def drop(self) -> None:
         """The message is of no use: its run has ended, or is no more."""

@@ -23,6 +23,7 @@ from pgqrs.outcomes import Outcome
 from pgqrs.payloads import error_text
 from pgqrs.repositories import events, steps, workflows
 from pgqrs.repositories.starting import Started, start
+from pgqrs.repositories.workflows import Ended
 from pgqrs.stores import Database
 from pgqrs.stores.wakeups import RESULTS, SELDOM
 from pgqrs.types import (
@@ -452,7 +453,7 @@ def pauses() -> Iterator[tuple[float, bool]]:
         pause = min(pause * 1.5, LATEST)
 
 
-def result_of(run: RunInfo, decode: Decode) -> Any:
+def result_of(run: RunInfo | Ended, decode: Decode) -> Any:
     """What a run that has ended returned, or the error that says how it ended."""
     if run.status is RunStatus.FAILED:
         raise RunFailed(run.id, run.error)
