@@ -3,7 +3,8 @@
 *raw* writes the same journal by hand, in autocommit: a run, a row for each step, the end. *inline* is
 `run_inline`, one run at a time; *worker* starts all runs and lets a worker of eight threads run them.
 Where `dbos` is installed (`nox -s bench-peers`), the same workflow runs there, on the same server or a
-file beside; one at a time, and through its queue. All wait for the disk.
+file beside; one at a time, and through its queue. All wait for the disk. All take turns, so that
+whatever else the machine does meanwhile, it does it to each of them; the medians are printed.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import argparse
 import importlib.util
 import sqlite3
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from itertools import count as numbers
+from statistics import median
 from typing import Any
 
 import psycopg
@@ -26,6 +29,9 @@ from benchmarks.driver import Backend
 from benchmarks.sites import Site, sites
 
 STEPS = 5
+ROUNDS = 7
+Work = Callable[[int], object]
+"""So many runs, from start to end."""
 
 
 @pgqrs.step
@@ -40,41 +46,35 @@ def count(n: int) -> int:
     return n
 
 
-def per_second(runs: int, call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return runs / (time.perf_counter() - began)
-
-
 # By hand
 
 TABLES = (
     "CREATE TABLE raw_runs (id INTEGER PRIMARY KEY, status TEXT, output TEXT)",
     "CREATE TABLE raw_steps (run INTEGER, step TEXT, output TEXT, PRIMARY KEY (run, step))",
 )
+START = "INSERT INTO raw_runs VALUES (?, 'running', NULL)"
+STEP = "INSERT INTO raw_steps VALUES (?, ?, ?)"
+END = "UPDATE raw_runs SET status = 'completed', output = '5' WHERE id = ?"
 
 
-def raw(site: Site, runs: int) -> float:
+@contextmanager
+def raw(site: Site) -> Iterator[Work]:
     for table in TABLES:
         site.run(table)
     mark = "%s" if site.backend == "postgres" else "?"
+    start, step, end = (text.replace("?", mark) for text in (START, STEP, END))
+    ids = numbers()
     with closing(_connect(site)) as connection:
 
-        def one(n: int) -> None:
-            connection.execute(
-                f"INSERT INTO raw_runs VALUES ({mark}, 'running', NULL)".encode()
-                if site.backend == "postgres"
-                else f"INSERT INTO raw_runs VALUES ({mark}, 'running', NULL)",
-                (n,),
-            )
-            for step in range(STEPS):
-                text = f"INSERT INTO raw_steps VALUES ({mark}, {mark}, {mark})"
-                values = (n, f"add#{step}", str(step))
-                connection.execute(text.encode() if site.backend == "postgres" else text, values)
-            text = f"UPDATE raw_runs SET status = 'completed', output = '5' WHERE id = {mark}"
-            connection.execute(text.encode() if site.backend == "postgres" else text, (n,))
+        def some(runs: int) -> None:
+            for _ in range(runs):
+                id = next(ids)
+                connection.execute(start, (id,))
+                for number in range(STEPS):
+                    connection.execute(step, (id, f"add#{number}", str(number)))
+                connection.execute(end, (id,))
 
-        return per_second(runs, lambda: [one(n) for n in range(runs)])
+        yield some
 
 
 def _connect(site: Site) -> Any:
@@ -88,36 +88,36 @@ def _connect(site: Site) -> Any:
 # pgqrs
 
 
-def inline(site: Site, runs: int) -> float:
+@contextmanager
+def inline(site: Site) -> Iterator[Work]:
     with pgqrs.Store(site.dsn) as store:
-        count.run_inline(0, store=store)
-        return per_second(runs, lambda: [count.run_inline(0, store=store) for _ in range(runs)])
+        yield lambda runs: [count.run_inline(0, store=store) for _ in range(runs)]
 
 
-def one_by_one(site: Site, runs: int) -> float:
+@contextmanager
+def one_by_one(site: Site) -> Iterator[Work]:
     """A run is started, claimed and run to its end; then the next."""
-    with pgqrs.Store(site.dsn) as store:
-        store.admin().create_queue(count.queue, if_not_exists=True)
-        with store.consumer(count.queue) as consumer:
+    with pgqrs.Store(site.dsn) as store, store.consumer(count.queue) as consumer:
 
-            def one() -> None:
+        def some(runs: int) -> None:
+            for _ in range(runs):
                 count.start(0, store=store)
                 (message,) = consumer.dequeue()
                 store.workflows.execute(message, [count])
 
-            one()
-            return per_second(runs, lambda: [one() for _ in range(runs)])
+        yield some
 
 
-def worker(site: Site, runs: int) -> float:
+@contextmanager
+def worker(site: Site) -> Iterator[Work]:
     with pgqrs.Store(site.dsn) as store:
 
-        def all_of_them() -> None:
+        def some(runs: int) -> None:
             started = [count.start(0, store=store) for _ in range(runs)]
             pgqrs.Worker(store, workflows=[count], concurrency=8).run(until_empty=True)
             assert started[-1].result(timeout=60) == STEPS
 
-        return per_second(runs, all_of_them)
+        yield some
 
 
 def statements(site: Site) -> tuple[float, float]:
@@ -147,7 +147,8 @@ def statements(site: Site) -> tuple[float, float]:
 # The peer
 
 
-def dbos(site: Site, runs: int) -> tuple[float, float]:
+@contextmanager
+def dbos(site: Site) -> Iterator[tuple[Work, Work]]:
     """One at a time, and through a queue."""
     from dbos import DBOS
 
@@ -167,18 +168,27 @@ def dbos(site: Site, runs: int) -> tuple[float, float]:
         return n
 
     DBOS.launch()
+    queue = DBOS.register_queue("bench", worker_concurrency=8)
+
+    def queued(runs: int) -> None:
+        for handle in [queue.enqueue(count_there, 0) for _ in range(runs)]:
+            handle.get_result()
+
     try:
-        queue = DBOS.register_queue("bench", worker_concurrency=8)
-        count_there(0)
-        alone = per_second(runs, lambda: [count_there(0) for _ in range(runs)])
-
-        def queued() -> None:
-            for handle in [queue.enqueue(count_there, 0) for _ in range(runs)]:
-                handle.get_result()
-
-        return alone, per_second(runs, queued)
+        yield lambda runs: [count_there(0) for _ in range(runs)], queued
     finally:
         DBOS.destroy()
+
+
+# Measuring
+
+RAW, ALONE, QUEUED = "raw journal, one at a time", "DBOS, one at a time", "DBOS, queued"
+PEERS = {
+    "start, claim, run, one at a time": ALONE,
+    "run_inline, one at a time": ALONE,
+    "started, then a worker of 8": QUEUED,
+}
+"""What is to be compared with what."""
 
 
 def main() -> None:
@@ -192,30 +202,47 @@ def main() -> None:
     for backend in backends:
         if options.backend in ("all", backend):
             with sites(backend) as make_site:
-                notes.append(_measure(backend, make_site(f"wf{backend}"), options.runs, table))
+                site = make_site(f"wf{backend}")
+                _add_rows(table, backend, _measure(site, options.runs))
+                each, around = statements(site)
+            notes.append(f"{backend}: {each:g} statements a step, {around:g} for the run around it")
     console = Console()
     console.print(table)
     console.print("\n".join(notes))
 
 
-def _measure(backend: str, site: Site, runs: int, table: Table) -> str:
-    base = raw(site, runs)
-    peers = {}
-    if importlib.util.find_spec("dbos") is not None:
-        peers["one at a time"], peers["queued"] = dbos(site, runs)
-    table.add_row(backend, "raw journal, one at a time", f"{base:.0f}", "1", "")
-    for what, measure, alike in (
-        ("start, claim, run, one at a time", one_by_one, "one at a time"),
-        ("run_inline, one at a time", inline, "one at a time"),
-        ("started, then a worker of 8", worker, "queued"),
-    ):
-        rate = measure(site, runs)
-        peer = f"{rate / peers[alike]:.1f}" if peers else "-"
-        table.add_row(backend, what, f"{rate:.0f}", f"{rate / base:.2f}", peer)
-    for what, rate in peers.items():
-        table.add_row(backend, f"DBOS, {what}", f"{rate:.0f}", f"{rate / base:.2f}", "1")
-    each, around = statements(site)
-    return f"{backend}: {each:g} statements for each step, {around:g} for the run around them"
+def _measure(site: Site, runs: int) -> dict[str, float]:
+    """Runs per second of each contender."""
+    with pgqrs.Store(site.dsn) as store:
+        store.admin().create_queue(count.queue, if_not_exists=True)
+    with ExitStack() as stack:
+        contenders = {RAW: stack.enter_context(raw(site))}
+        for what, contender in zip(PEERS, (one_by_one, inline, worker), strict=True):
+            contenders[what] = stack.enter_context(contender(site))
+        if importlib.util.find_spec("dbos") is not None:
+            contenders[ALONE], contenders[QUEUED] = stack.enter_context(dbos(site))
+        rates: dict[str, list[float]] = {what: [] for what in contenders}
+        share = max(1, runs // ROUNDS)
+        for work in contenders.values():
+            work(min(share, 10))  # to warm up
+        for number in range(ROUNDS):
+            for what in list(contenders)[:: 1 if number % 2 else -1]:
+                began = time.perf_counter()
+                contenders[what](share)
+                rates[what].append(share / (time.perf_counter() - began))
+    return {what: median(found) for what, found in rates.items()}
+
+
+def _add_rows(table: Table, backend: str, rates: dict[str, float]) -> None:
+    for what, rate in rates.items():
+        peer = rates.get(PEERS.get(what, ""))
+        table.add_row(
+            backend,
+            what,
+            f"{rate:.0f}",
+            f"{rate / rates[RAW]:.2f}",
+            "-" if peer is None else f"{rate / peer:.1f}",
+        )
 
 
 if __name__ == "__main__":

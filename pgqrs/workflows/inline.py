@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import threading
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -28,6 +27,7 @@ from pgqrs.types import Message, RunInfo
 from pgqrs.workflows.context import Persist
 from pgqrs.workflows.decorators import Workflow
 from pgqrs.workflows.execution import Offload, Reach, execute, execute_async, registry
+from pgqrs.workflows.renewals import renewals_of
 from pgqrs.workflows.starting import with_queue
 from pgqrs.workflows.trampoline import drive, drive_async
 
@@ -68,7 +68,9 @@ def run_inline(
             return reach(ask.call)
         if isinstance(ask, Nap):
             return time.sleep(ask.seconds)
-        with kept(holder, ask.message, reach):
+        lease = _lease(ask.message)
+        renew = partial(reach, partial(holder.extend, ask.message, lease))
+        with renewals_of(database).keep(renew, every=lease / 3):
             known = registry([workflow])
             return execute(database, known, ask.message, begun=ask.begun, reach=reach)
 
@@ -147,27 +149,8 @@ def _claim(database: Database, worker: int, run_id: int) -> Message | None:
     )
 
 
-@contextmanager
-def kept(holder: Holder, message: Message, reach: Reach) -> Iterator[None]:
-    """Renew the lease of a message meanwhile, from a thread of its own."""
-    done = threading.Event()
-
-    def renew() -> None:
-        while not done.wait(_lease(message) / 3):
-            with suppress(PgqrsError):  # lost or not, the run itself finds out
-                reach(partial(holder.extend, message, _lease(message)))
-
-    thread = threading.Thread(target=renew, name="pgqrs-inline", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
 async def _keep(holder: Holder, message: Message, offload: Offload) -> None:
-    """The same as a task."""
+    """Renew the lease of a message, until this is cancelled."""
     while True:
         await asyncio.sleep(_lease(message) / 3)
         with suppress(PgqrsError):
