@@ -180,7 +180,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(name="bench-peers")
 def bench_peers(session: nox.Session) -> None:
-    """Workflows beside DBOS, on the same server and on SQLite."""
+    """Workflows beside DBOS and absurd, on the same server, and beside DBOS on SQLite."""
     install(session, "test")
-    session.install("dbos")
+    session.install("dbos", "absurd-sdk", "absurdctl")
     session.run("python", "-m", "benchmarks.workflows", *session.posargs)

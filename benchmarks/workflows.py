@@ -2,9 +2,10 @@
 
 *raw* writes the same journal by hand, in autocommit: a run, a row for each step, the end. *inline* is
 `run_inline`, one run at a time; *worker* starts all runs and lets a worker of eight threads run them.
-Where `dbos` is installed (`nox -s bench-peers`), the same workflow runs there, on the same server or a
-file beside; one at a time, and through its queue. All wait for the disk. All take turns, so that
-whatever else the machine does meanwhile, it does it to each of them; the medians are printed.
+Where they are installed (`nox -s bench-peers`), the same workflow runs in DBOS, on the same server or
+a file beside, one at a time and through its queue; and in absurd. All wait for the disk. All take
+turns, so that whatever else the machine does meanwhile, it does it to each of them; the medians are
+printed.
 """
 
 from __future__ import annotations
@@ -180,13 +181,40 @@ def dbos(site: Site) -> Iterator[tuple[Work, Work]]:
         DBOS.destroy()
 
 
+@contextmanager
+def absurd(site: Site) -> Iterator[Work]:
+    """Spawned, claimed and run, one at a time; PostgreSQL only."""
+    from absurd_sdk import Absurd
+    from absurdctl import BUNDLED_SCHEMA_SQL
+
+    site.run(BUNDLED_SCHEMA_SQL)
+    app = Absurd(site.dsn, queue_name="bench")
+    app.create_queue()
+
+    @app.register_task("count")
+    def count_there(params: Any, context: Any) -> int:
+        n = params["n"]
+        for _ in range(STEPS):
+            n = context.step("add", lambda n=n: n + 1)
+        return n
+
+    def some(runs: int) -> None:
+        for _ in range(runs):
+            app.spawn("count", {"n": 0})
+            app.work_batch()
+
+    with closing(app):
+        yield some
+
+
 # Measuring
 
 RAW, ALONE, QUEUED = "raw journal, one at a time", "DBOS, one at a time", "DBOS, queued"
+ABSURD = "absurd, spawned and run one at a time"
 PEERS = {
-    "start, claim, run, one at a time": ALONE,
-    "run_inline, one at a time": ALONE,
-    "started, then a worker of 8": QUEUED,
+    "start, claim, run, one at a time": (ALONE, ABSURD),
+    "run_inline, one at a time": (ALONE, ABSURD),
+    "started, then a worker of 8": (QUEUED,),
 }
 """What is to be compared with what."""
 
@@ -197,7 +225,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=500)
     options = parser.parse_args()
     backends: tuple[Backend, ...] = ("sqlite", "postgres")
-    table = Table("backend", "what", "runs/s", "of raw", "of DBOS, the same way")
+    table = Table("backend", "what", "runs/s", "of raw", "of peers")
     notes: list[str] = []
     for backend in backends:
         if options.backend in ("all", backend):
@@ -221,6 +249,8 @@ def _measure(site: Site, runs: int) -> dict[str, float]:
             contenders[what] = stack.enter_context(contender(site))
         if importlib.util.find_spec("dbos") is not None:
             contenders[ALONE], contenders[QUEUED] = stack.enter_context(dbos(site))
+        if site.backend == "postgres" and importlib.util.find_spec("absurdctl") is not None:
+            contenders[ABSURD] = stack.enter_context(absurd(site))
         rates: dict[str, list[float]] = {what: [] for what in contenders}
         share = max(1, runs // ROUNDS)
         for work in contenders.values():
@@ -235,13 +265,13 @@ def _measure(site: Site, runs: int) -> dict[str, float]:
 
 def _add_rows(table: Table, backend: str, rates: dict[str, float]) -> None:
     for what, rate in rates.items():
-        peer = rates.get(PEERS.get(what, ""))
+        peers = [
+            f"{rate / rates[peer]:.1f} x {peer.partition(',')[0]}"
+            for peer in PEERS.get(what, ())
+            if peer in rates
+        ]
         table.add_row(
-            backend,
-            what,
-            f"{rate:.0f}",
-            f"{rate / rates[RAW]:.2f}",
-            "-" if peer is None else f"{rate / peer:.1f}",
+            backend, what, f"{rate:.0f}", f"{rate / rates[RAW]:.2f}", "\n".join(peers) or "-"
         )
 
 

@@ -34,6 +34,12 @@ Small = SmallInteger().with_variant(Integer(), "sqlite")
 Seconds: TypeEngine[Any] = Double().with_variant(REAL(), "sqlite")
 
 
+def _time_as_text(value: datetime | None) -> str | None:
+    if value is None:
+        return None
+    return value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+
+
 def _time_from_text(value: str | None) -> datetime | None:
     return None if value is None else datetime.fromisoformat(value)
 
@@ -52,13 +58,12 @@ class UTCDateTime(TypeDecorator[datetime]):
         kind: TypeEngine[Any] = Text() if dialect.name == "sqlite" else DateTime(timezone=True)
         return dialect.type_descriptor(kind)
 
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
-        if value is None or dialect.name != "sqlite":
-            return value
-        return value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+    # Both are chosen once for a column instead of asked for each value.
+
+    def bind_processor(self, dialect: Dialect) -> Any:
+        return _time_as_text if dialect.name == "sqlite" else None
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Any:
-        # Chosen once for a column instead of asked for each value.
         return _time_from_text if dialect.name == "sqlite" else _time_in_utc
 
 
