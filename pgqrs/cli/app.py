@@ -15,6 +15,7 @@ from pgqrs.cli.messages import dequeue, enqueue
 from pgqrs.cli.moving import copy
 from pgqrs.cli.queues import queue, stats
 from pgqrs.cli.schedules import schedule
+from pgqrs.cli.spark import spark
 from pgqrs.cli.streams import stream
 from pgqrs.cli.target import Target, name_of
 from pgqrs.cli.tasks import task
@@ -71,7 +72,7 @@ def verify(target: Target) -> None:
 
 for command in (queue, enqueue, dequeue, task, workflow, schedule, worker, stream, stats, top):
     app.add_command(command)
-for command in (demo, demo_consumer, copy):
+for command in (demo, demo_consumer, copy, spark):
     app.add_command(command)
 for command in (archive, dead, replay, purge_archive):
     queue.add_command(command)

@@ -1,0 +1,203 @@
+"""`pgqrs spark …`: the ready pipelines. Each runs here, as a run of a workflow.
+
+Should this process die, the same command with the same `--key` goes on, and so does any worker that
+knows the pipeline: `pgqrs worker run pgqrs.spark.report`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from pgqrs.cli import parameters
+from pgqrs.cli.errors import Commands
+from pgqrs.cli.output import make_console, print_table
+from pgqrs.cli.target import Target
+
+LOOK_EVERY = 0.5
+MASTER = click.option(
+    "--master", help="Where Spark runs: local[4], spark://…  [default: all cores]"
+)
+REMOTE = click.option("--remote", metavar="URL", help="A Spark Connect server: sc://host:15002.")
+CONF = click.option(
+    "--conf", "conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark; repeatable."
+)
+KEY = click.option("--key", help="Names the run: the same key again goes on with it, or shows it.")
+
+
+@click.group(cls=Commands)
+def spark() -> None:
+    """Work on much data with Spark.
+
+    Needs `pip install 'pgqrs[spark]'`.
+    """
+
+
+def require_spark() -> None:
+    """Say how to install it, if it is not there."""
+    if find_spec("pyspark") is None or find_spec("pyarrow") is None:
+        raise click.ClickException("Spark is not installed: `pip install 'pgqrs[spark]'`")
+
+
+def on_spark(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that say where Spark is, and which run this is."""
+    for option in (KEY, CONF, REMOTE, MASTER):
+        command = option(command)
+    return command
+
+
+def start_spark(name: str, *, master: str | None, remote: str | None, conf: tuple[str, ...]) -> Any:
+    """The session that the options ask for."""
+    require_spark()
+    from pgqrs.spark import session
+
+    settings = dict(_setting(pair) for pair in conf)
+    if remote is not None:
+        settings["remote"] = remote
+    elif master is not None:
+        settings["master"] = master
+    settings.setdefault("ui.showConsoleProgress", "false")
+    return session(f"pgqrs {name}", **settings)
+
+
+def _setting(pair: str) -> tuple[str, str]:
+    name, separator, value = pair.partition("=")
+    if not separator:
+        raise click.BadParameter(f"{pair!r} is not of the form NAME=VALUE")
+    return name, value
+
+
+@contextmanager
+def progress(what: str) -> Iterator[None]:
+    """A bar for the tasks of the jobs that run meanwhile, where somebody looks."""
+    console = make_console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    done = threading.Event()
+    with Progress(
+        *columns, console=console, disable=not console.is_terminal, transient=True
+    ) as bar:
+        task = bar.add_task(what, total=None)
+
+        def look() -> None:
+            while not done.wait(LOOK_EVERY):
+                finished, total = _tasks()
+                bar.update(task, completed=finished, total=total or None)
+
+        thread = threading.Thread(target=look, daemon=True)
+        if console.is_terminal:
+            thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            if console.is_terminal:
+                thread.join()
+
+
+def _tasks() -> tuple[int, int]:
+    """Of the stages that run now, the tasks that are done and all of them. Connect does not tell."""
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    if context is None:
+        return 0, 0
+    tracker, finished, total = context.statusTracker(), 0, 0
+    for id in tracker.getActiveStageIds():
+        stage = tracker.getStageInfo(id)
+        if stage is not None:
+            finished, total = finished + stage.numCompletedTasks, total + stage.numTasks
+    return finished, total
+
+
+@spark.command()
+@click.option("--queue", "queues", multiple=True, help="Only this queue; may be repeated.")
+@click.option("--since", type=parameters.moment, metavar="TIME", help="Ended then or later.")
+@click.option("--until", type=parameters.moment, metavar="TIME", help="Ended before.")
+@click.option(
+    "--out",
+    default="pgqrs-report",
+    metavar="DIRECTORY",
+    help="Where report.html and report.json go; a bucket will do.",
+)
+@on_spark
+@parameters.as_json
+@click.pass_obj
+def report(
+    target: Target,
+    /,
+    queues: tuple[str, ...],
+    since: datetime | None,
+    until: datetime | None,
+    out: str,
+    key: str | None,
+    as_json: bool,
+    **where: Any,
+) -> None:
+    """How queues did, hour by hour, from what is in their archive.
+
+    Throughput, time until claimed and time to run, failures and retries: as a table here, as a page
+    with charts, and as JSON.
+    """
+    require_spark()
+    from pgqrs.spark.files import absolute
+    from pgqrs.spark.hours import from_json, totals
+    from pgqrs.spark.pages import count, duration, percent
+    from pgqrs.spark.pipelines import read_text
+    from pgqrs.spark.report import report as pipeline
+
+    with target.open() as store, progress("summing up the archive"):
+        for name in queues:
+            store.admin().get_queue(name)
+        start_spark("report", **where)
+        files = pipeline.run_inline(
+            absolute(out), list(queues) or None, since, until, key=key, store=store
+        )
+    text = read_text(files["json"])
+    if as_json:
+        click.echo(text)
+        return
+    rows = [
+        (
+            *(total.queue, count(total.ended), count(total.per_hour)),
+            *(percent(total.failure_rate), count(total.retries)),
+            *(duration(value) for value in (total.wait_p50, total.wait_p99)),
+            *(duration(value) for value in (total.run_p50, total.run_p99)),
+        )
+        for total in totals(from_json(text))
+    ]
+    headings = ["queue", "ended", "per hour", "failed", "retries"]
+    times = ["wait, typical", "p99 at worst", "run, typical", "p99 at worst"]
+    print_table(headings + times, rows, empty="Nothing ended in this time.")
+    click.echo(f"The report is in {files['html']}.")
+
+
+@spark.command()
+@click.argument("root", metavar="DIRECTORY")
+@click.option(
+    "--grace", type=parameters.duration, default="1d", help="For attempts of runs that go on."
+)
+@click.pass_obj
+def sweep(target: Target, root: str, grace: float) -> None:
+    """Remove what attempts at Spark steps left behind in DIRECTORY.
+
+    Attempts that are on record are never removed.
+    """
+    require_spark()
+    from pgqrs.spark import sweep as remove
+
+    with target.open() as store:
+        swept = remove(store, root, grace=grace)
+    for path in swept.removed:
+        click.echo(f"removed {Path(path)}")
+    click.echo(
+        f"Removed {len(swept.removed)}; kept {swept.recorded} on record, {swept.recent} of runs that "
+        f"go on, {swept.unknown} of runs that are not known here."
+    )

@@ -1,0 +1,23 @@
+"""Spark Connect, where there is no Java process to reach for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_steps_on_spark_connect(sqlite_database: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.spark.connecting", sqlite_database, str(tmp_path / "data")],
+        cwd=ROOT,
+        env={**os.environ, "SPARK_TESTING": "1"},  # then the server takes a port that is free
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "fine"), done.stderr
