@@ -76,6 +76,7 @@ from pgqrs.errors import (
     WorkerNotFound,
     WorkerStopped,
     WorkflowNotFound,
+    WriteMismatch,
 )
 from pgqrs.handlers import Handler
 from pgqrs.handles import AsyncHandle, Handle
@@ -258,6 +259,7 @@ __all__ = [
     "Workflow",
     "WorkflowNotFound",
     "Workflows",
+    "WriteMismatch",
     "__version__",
     "connect",
     "map",

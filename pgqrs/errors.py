@@ -362,6 +362,15 @@ class CopyMismatch(PgqrsError):
         self.there = there
 
 
+class WriteMismatch(PgqrsError):
+    """A write in bulk is not the one that was begun under its id, or is not complete."""
+
+    def __init__(self, write_id: str, problem: str) -> None:
+        super().__init__(f"write {write_id!r} {problem}")
+        self.write_id = write_id
+        self.problem = problem
+
+
 class StoreDamaged(PgqrsError):
     """What is stored is not an intact database. Nothing was overwritten."""
 

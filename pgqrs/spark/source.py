@@ -6,8 +6,10 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from pgqrs.errors import InvalidArgument
+
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, DataSourceWriter
     from pyspark.sql.types import StructType
 
 PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -35,3 +37,12 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceS
     from pgqrs.spark import streaming
 
     return streaming.stream_reader(options, schema)
+
+
+def writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceWriter:
+    """Writes to a queue. The write is begun here, once, before any task is."""
+    from pgqrs.spark.writing import Writer, bulk_of
+
+    if overwrite:
+        raise InvalidArgument("mode", 'a queue is only added to: write with mode("append")')
+    return Writer(bulk_of(options, schema).begin())

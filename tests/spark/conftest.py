@@ -48,6 +48,7 @@ def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     home = tmp_path_factory.mktemp("spark")
     with s3_environment(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("PGQRS_S3_CACHE", str(home / "s3"))
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
         patch.setenv(URL_VARIABLE, f"sqlite:///{home / 'variable.db'}")
         yield home
 

@@ -1,0 +1,408 @@
+"""A write in bulk: begun by one, stored part by part by many, ended by one. See `repositories.writes`.
+
+A `Bulk` says which write; it is pickled and sent to whoever stores parts, each of which opens the store
+for itself. Where rows can be streamed they are, as CSV, while they are being made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv
+from sqlalchemy import Connection
+from sqlalchemy.exc import IntegrityError
+
+from pgqrs.errors import InvalidArgument, WriteMismatch
+from pgqrs.models import messages, staged
+from pgqrs.repositories import writes
+from pgqrs.repositories.writes import NAMELESS, UNSTAGED, Part, Settings, Write
+from pgqrs.spark.options import Where
+from pgqrs.spark.rows import Limits, checked
+from pgqrs.stores import Database, open_database
+from pgqrs.types import WriteMode
+
+ORDINARY = Settings()
+PLAIN = csv.WriteOptions(include_header=False)
+
+
+class _TooLate(Exception):
+    """The write was finished meanwhile: what this attempt stored is not to be committed."""
+
+
+class _TakenPart(Exception):
+    """Another attempt has stored this part."""
+
+
+@dataclass(frozen=True)
+class Bulk:
+    """A write, as everybody who takes part in it knows it."""
+
+    where: Where
+    queue: str
+    write_id: str
+    mode: WriteMode = WriteMode.STAGED
+    parts: int | None = None
+    settings: Settings = ORDINARY
+    write: Write | None = None
+    """Known once it was begun."""
+
+    def begin(self) -> Bulk:
+        """Begin, or go on with what was begun under this id."""
+        with _opened(self.where) as database:
+            now = database.now()
+
+            def work(connection: Connection) -> Write:
+                writes.sweep(connection, now=now)
+                return writes.begin(
+                    connection, self.write_id, self.queue, mode=self.mode, parts=self.parts, now=now
+                )
+
+            return replace(self, write=database.write(work, repeatable=True))
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether there was nothing left to do when it was begun."""
+        return self.begun.finished_at is not None
+
+    @property
+    def begun(self) -> Write:
+        """The write."""
+        if self.write is None:
+            raise WriteMismatch(self.write_id, "was not begun")
+        return self.write
+
+    def store(self, part: int, batches: Iterable[Any]) -> Part:
+        """Store a part: Arrow batches with the columns of messages."""
+        if self.is_finished:
+            return Part(part, UNSTAGED, 0)
+        if self.parts is not None and part >= self.parts:
+            raise WriteMismatch(self.write_id, f"has {self.parts} parts, and this is {part + 1}")
+        with _opened(self.where) as database:
+            config = database.config
+            limits = Limits(config.max_payload_bytes, config.max_payload_depth)
+            # JSON is parsed by databases that have a type for it, which are those that can copy.
+            ready = (checked(b, limits, parsed_later=database.supports_copy) for b in batches)
+            kind = STORING[self.mode, database.supports_copy]
+            stored: Part = kind(self, database).store(part, ready)
+            return stored
+
+    def publish(self, parts: Sequence[Part]) -> int:
+        """End it: what these attempts have stored is in the queue. Returns how many messages."""
+        if self.is_finished:
+            return self.begun.message_ct or 0
+        with _opened(self.where) as database:
+            now = database.now()
+            ordered = sorted(parts)
+
+            def work(connection: Connection) -> writes.Published:
+                if self.mode is WriteMode.PART_KEY:
+                    total = writes.finish_parts(
+                        connection, self.write_id, parts=len(ordered), now=now
+                    )
+                    return writes.Published(total, False)
+                return writes.publish(
+                    connection,
+                    self.write_id,
+                    self.queue,
+                    [part.attempt for part in ordered],
+                    settings=self.settings,
+                    now=now,
+                )
+
+            published = database.write(work, repeatable=True)
+            database.ring(self.queue, elsewhere=published.waited_for)
+            return published.message_ct
+
+    def discard(self, parts: Sequence[Part]) -> None:
+        """Forget what these attempts have staged."""
+        attempts = [part.attempt for part in parts]
+        with _opened(self.where) as database:
+            database.write(
+                lambda connection: writes.discard(connection, self.write_id, attempts),
+                repeatable=True,
+            )
+
+
+def new_write_id() -> str:
+    """An id for a write that nobody will want to repeat."""
+    return f"{NAMELESS}{secrets.token_hex(16)}"
+
+
+@contextmanager
+def _opened(where: Where) -> Iterator[Database]:
+    database = open_database(where.config())
+    try:
+        database.open()
+        yield database
+    finally:
+        database.close()
+
+
+class _Storing:
+    """Stores a part in one transaction."""
+
+    def __init__(self, bulk: Bulk, database: Database) -> None:
+        self.bulk = bulk
+        self.database = database
+        self.now = database.now()
+
+    def record(self, connection: Connection, part: Part) -> None:
+        """The last thing in the transaction."""
+        try:
+            if not writes.record(connection, self.bulk.write_id, part, now=self.now):
+                raise _TooLate
+        except IntegrityError as exc:
+            raise _TakenPart from exc
+
+
+class _StreamStaged(_Storing):
+    """Staged, by streaming."""
+
+    def store(self, number: int, batches: Iterator[Any]) -> Part:
+        attempt = new_attempt()
+
+        def work(connection: Connection) -> Part:
+            counted = _Counted(batches)
+            first, lines = _lines(counted, lambda batch, start: _numbered(batch, attempt, start))
+            writes.copy(connection, staged, first, lines)
+            part = Part(number, attempt, counted.rows)
+            self.record(connection, part)
+            return part
+
+        try:
+            return self.database.write_once(work)
+        except _TooLate:
+            return Part(number, UNSTAGED, 0)
+
+
+class _PutStaged(_Storing):
+    """Staged, where nothing can be streamed."""
+
+    def store(self, number: int, batches: Iterator[Any]) -> Part:
+        attempt = new_attempt()
+        rows = _rows(batches, attempt)
+        part = Part(number, attempt, len(rows))
+
+        def work(connection: Connection) -> Part:
+            if writes.find_part(connection, self.bulk.write_id, number, attempt=attempt) is None:
+                writes.put(connection, rows)
+                self.record(connection, part)
+            return part
+
+        try:
+            return self.database.write(work, repeatable=True)
+        except _TooLate:
+            return Part(number, UNSTAGED, 0)
+
+
+class _ByKey(_Storing):
+    """A part that goes to the queue at once, unless it is there already: then it must be the same."""
+
+    def store(self, number: int, batches: Iterator[Any]) -> Part:
+        there = self.find(number)
+        if there is None:
+            try:
+                return self.add(number, batches)
+            except _TooLate:
+                return Part(number, UNSTAGED, 0)
+        return self.compare(there, digest_of(batches))
+
+    def find(self, number: int) -> Part | None:
+        return self.database.read(
+            lambda connection: writes.find_part(connection, self.bulk.write_id, number)
+        )
+
+    def compare(self, there: Part, digest: str) -> Part:
+        if there.digest != digest:
+            raise WriteMismatch(
+                self.bulk.write_id,
+                f"has other messages in part {there.part}: a write that is repeated must have the "
+                "same messages in the same parts and order; or write in the mode staged",
+            )
+        return there
+
+    def add(self, number: int, batches: Iterator[Any]) -> Part:
+        raise NotImplementedError
+
+
+class _StreamByKey(_ByKey):
+    """The same, by streaming into the queue."""
+
+    def add(self, number: int, batches: Iterator[Any]) -> Part:
+        digest = _Digest()
+
+        def work(connection: Connection) -> tuple[Part, bool]:
+            waited_for = writes.is_waited_for(
+                connection, self.bulk.begun, self.bulk.queue, now=self.now
+            )
+            now = writes.time_of(connection, self.now)
+            counted = _Counted(digest.over(batches))
+            first, lines = _lines(counted, lambda batch, _: self._complete(batch, now))
+            writes.copy(connection, messages, first, lines)
+            part = Part(number, UNSTAGED, counted.rows, digest.value)
+            self.record(connection, part)
+            return part, waited_for
+
+        try:
+            part, waited_for = self.database.write_once(work)
+        except _TakenPart:
+            # Of a twin that was quicker. It has committed, or its row would not be in the way.
+            there = self.find(number)
+            if there is None:
+                raise
+            return self.compare(there, digest.value)
+        self.database.ring(self.bulk.queue, elsewhere=waited_for)
+        return part
+
+    def _complete(self, batch: Any, now: datetime) -> dict[str, Any]:
+        """A batch with all columns of messages that have no default."""
+        if "group_key" in batch.schema.names:
+            raise InvalidArgument("group", "messages with groups are written in the mode staged")
+        bound = writes.times(self.bulk.settings, now=now)
+        columns: dict[str, Any] = dict(zip(batch.schema.names, batch.columns, strict=True))
+        size, eta = batch.num_rows, columns.pop("eta", None)
+        soon = pa.repeat(pa.scalar(bound["at_once"]), size)
+        vt = pa.repeat(pa.scalar(bound["vt_at"], pa.timestamp("us", tz="UTC")), size)
+        if eta is not None:
+            soon, vt = pc.and_(soon, pc.is_null(eta)), pc.coalesce(eta, vt)
+        priority = columns.pop("priority", None)
+        given = pa.repeat(pa.scalar(bound["priority"], pa.int32()), size)
+        columns["priority"] = given if priority is None else pc.coalesce(priority, given)
+        expires = pa.repeat(pa.scalar(bound["expires_at"], pa.timestamp("us", tz="UTC")), size)
+        expiring = columns.pop("expires_at", None)
+        columns["expires_at"] = expires if expiring is None else pc.coalesce(expiring, expires)
+        return columns | {
+            "queue_id": pa.repeat(self.bulk.begun.queue_id, size),
+            "ready": soon,
+            "vt": vt,
+            "enqueued_at": pa.repeat(pa.scalar(now, pa.timestamp("us", tz="UTC")), size),
+            "read_ct": pa.repeat(0, size),
+            "released_ct": pa.repeat(0, size),
+        }
+
+
+class _PutByKey(_ByKey):
+    """The same, where nothing can be streamed."""
+
+    def add(self, number: int, batches: Iterator[Any]) -> Part:
+        digest = _Digest()
+        rows = _rows(digest.over(batches), UNSTAGED)
+        part = Part(number, UNSTAGED, len(rows), digest.value)
+
+        def work(connection: Connection) -> bool | None:
+            there = writes.find_part(connection, self.bulk.write_id, number)
+            if there is not None:
+                self.compare(there, digest.value)
+                return False
+            added = writes.add_part(
+                connection,
+                self.bulk.begun,
+                self.bulk.queue,
+                part,
+                rows,
+                settings=self.bulk.settings,
+                now=self.now,
+            )
+            return None if added is None else added.waited_for
+
+        waited_for = self.database.write(work, repeatable=True)
+        if waited_for is None:
+            raise _TooLate
+        self.database.ring(self.bulk.queue, elsewhere=waited_for)
+        return part
+
+
+STORING: dict[tuple[WriteMode, bool], Any] = {
+    (WriteMode.STAGED, True): _StreamStaged,
+    (WriteMode.STAGED, False): _PutStaged,
+    (WriteMode.PART_KEY, True): _StreamByKey,
+    (WriteMode.PART_KEY, False): _PutByKey,
+}
+"""By the mode, and by whether the database can be streamed to."""
+
+
+def new_attempt() -> int:
+    """A number that no other attempt has, at whatever."""
+    return secrets.randbits(62) + 1
+
+
+class _Counted:
+    """Batches, counted as they pass."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self.rows = 0
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._batches:
+            yield batch
+            self.rows += batch.num_rows
+
+
+class _Digest:
+    """What tells batches from others, worked out as they pass."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def over(self, batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in batches:
+            self._hash.update(batch.serialize())
+            yield batch
+
+    @property
+    def value(self) -> str:
+        return self._hash.hexdigest()
+
+
+def digest_of(batches: Iterable[Any]) -> str:
+    """What tells these batches from others."""
+    digest = _Digest()
+    for _ in digest.over(batches):
+        pass
+    return digest.value
+
+
+def _numbered(batch: Any, attempt: int, start: int) -> dict[str, Any]:
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    return columns | {
+        "attempt": pa.repeat(attempt, batch.num_rows),
+        "position": pa.array(range(start, start + batch.num_rows), pa.int32()),
+    }
+
+
+def _lines(batches: _Counted, complete: Any) -> tuple[list[str], Iterator[bytes]]:
+    """The names of columns, and the batches as lines of CSV."""
+    iterator = iter(batches)
+    first = next(iterator, None)
+    if first is None:
+        return ["payload"], iter(())
+
+    def lines() -> Iterator[bytes]:
+        batch = first
+        while batch is not None:
+            table = pa.table(complete(batch, batches.rows))
+            with io.BytesIO() as buffer:
+                csv.write_csv(table, buffer, PLAIN)
+                yield buffer.getvalue()
+            batch = next(iterator, None)
+
+    return list(complete(first.slice(0, 0), 0)), lines()
+
+
+def _rows(batches: Iterable[Any], attempt: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for batch in batches:
+        rows += batch.to_pylist()
+    for position, row in enumerate(rows):
+        row["attempt"], row["position"] = attempt, position
+    return rows
