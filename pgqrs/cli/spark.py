@@ -6,6 +6,8 @@ knows the pipeline: `pgqrs worker run pgqrs.spark.report`.
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +21,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from pgqrs.cli import parameters
 from pgqrs.cli.errors import Commands
-from pgqrs.cli.output import make_console, print_table
+from pgqrs.cli.output import make_console, print_json, print_table
 from pgqrs.cli.target import Target
 
 LOOK_EVERY = 0.5
@@ -177,6 +179,69 @@ def report(
     times = ["wait, typical", "p99 at worst", "run, typical", "p99 at worst"]
     print_table(headings + times, rows, empty="Nothing ended in this time.")
     click.echo(f"The report is in {files['html']}.")
+
+
+@spark.command()
+@click.argument("queue")
+@click.argument("function", metavar="MODULE:FUNCTION")
+@click.option("--batch", type=int, default=5000, help="Messages that a task claims at a time.")
+@click.option(
+    "--lease", type=parameters.duration, default="1m", help="How long claims of a dead task last."
+)
+@click.option("--tasks", type=int, help="Tasks of the job.  [default: as many as run at a time]")
+@on_spark
+@parameters.as_json
+@click.pass_obj
+def drain(
+    target: Target,
+    /,
+    queue: str,
+    function: str,
+    batch: int,
+    lease: float,
+    tasks: int | None,
+    key: str | None,
+    as_json: bool,
+    **where: Any,
+) -> None:
+    """Work off what is in QUEUE now, by tasks of a Spark job.
+
+    FUNCTION is called with each message, as a worker would; what it returns is kept in the archive. It
+    must be there to import wherever Spark runs; what is in this directory is, on this host.
+    """
+    require_spark()
+    from pgqrs.spark.drain import drain as pipeline
+    from pgqrs.spark.drain import load
+
+    with here_to_import():
+        load(function)
+        with target.open() as store, progress(f"draining {queue}"):
+            store.admin().get_queue(queue)
+            start_spark("drain", **where)
+            total = pipeline.run_inline(queue, function, batch, lease, tasks, key=key, store=store)
+    if as_json:
+        print_json(total)
+    else:
+        click.echo(
+            f"Completed {total['completed']} message(s); {total['failed']} failed for good, "
+            f"{total['retried']} were to be tried again."
+        )
+
+
+@contextmanager
+def here_to_import() -> Iterator[None]:
+    """Modules of this directory can be imported, also by the Python processes that Spark starts."""
+    here, before = str(Path.cwd()), os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = here if not before else os.pathsep.join((here, before))
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 @spark.command()

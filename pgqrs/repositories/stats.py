@@ -7,12 +7,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, and_, case, func, or_, select
+from sqlalchemy import Connection, and_, bindparam, case, func, or_, select
 from sqlalchemy.sql.expression import ColumnElement
 
 from pgqrs.models import archive, messages, queues
 from pgqrs.repositories.expressions import at, moment
 from pgqrs.repositories.groups import UNBLOCKED
+from pgqrs.sqltypes import BigId
 from pgqrs.types import ArchiveReason, QueueStats
 
 _due = or_(messages.c.ready, and_(messages.c.vt <= moment("now"), messages.c.blocked == UNBLOCKED))
@@ -72,3 +73,24 @@ def queue_stats(
             live, at(now=(now, 0.0))
         )
     ]
+
+
+_UNFINISHED = (
+    select(func.count())
+    .join_from(queues, messages, messages.c.queue_id == queues.c.id)
+    .where(
+        queues.c.queue_name == bindparam("queue"),
+        messages.c.id <= bindparam("through", type_=BigId),
+        or_(_due, _blocked, and_(_held, messages.c.vt <= moment("soon"))),
+    )
+)
+
+
+def unfinished(
+    connection: Connection, queue: str, *, through: int, within: float, now: datetime | None
+) -> int:
+    """How many messages up to this id can be claimed now, or are held by who may lose them in the next
+    seconds.
+    """
+    bound = {"queue": queue, "through": through} | at(now=(now, 0.0), soon=(now, within))
+    return int(connection.execute(_UNFINISHED, bound).scalar_one())

@@ -1,0 +1,117 @@
+"""Draining a queue by tasks of Spark: every message once, whoever dies on the way."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import pgqrs
+from pgqrs.cli.app import app
+from pgqrs.spark.drain import Tally, drain, drained
+from tests.spark.conftest import install
+from tests.spark.test_spark_crashes import PATIENCE, ROOT
+
+FUNCTION = "tests.spark.draining:double"
+COMPLETED, FAILED = pgqrs.ArchiveReason.COMPLETED, pgqrs.ArchiveReason.FAILED
+
+
+def fill(store: pgqrs.Store, count: int, **more: Any) -> None:
+    store.producer("tasks").enqueue_many([{"n": n} | more for n in range(count)])
+
+
+def check(store: pgqrs.Store, count: int) -> None:
+    found = store.admin().queue_stats("tasks")
+    assert (found.ready, found.leased, found.delayed) == (0, 0, 0)
+    assert found.archived[COMPLETED] == count - count // 100
+    assert found.archived[FAILED] == count // 100
+    some = store.admin().list_archive("tasks", reason=COMPLETED, n=count)
+    assert all(ended.result == {"twice": 2 * ended.payload["n"]} for ended in some)
+    assert len({ended.payload["n"] for ended in some}) == len(some)
+
+
+def test_what_is_there_is_drained_and_counted(url: str, spark: Any) -> None:
+    with pgqrs.Store(url) as store:
+        fill(store, 2200)
+        run = drain.start("tasks", FUNCTION, 1000, store=store)
+        with pgqrs.Worker(store, workflows=[drain]):
+            assert run.result(timeout=PATIENCE) == {"completed": 2178, "failed": 22, "retried": 0}
+        check(store, 2200)
+
+
+def test_tasks_that_die_are_tried_again_and_a_killed_driver_is_replaced(
+    pg_url: str, spark: Any, tmp_path: Path
+) -> None:
+    for name in ("fatal", "slow"):
+        (tmp_path / name).touch()
+    with pgqrs.Store(pg_url) as store:
+        fill(store, 4000, directory=str(tmp_path))
+        run = drain.start("tasks", FUNCTION, 1000, 4.0, 2, store=store)
+        store.admin().configure_queue(drain.queue, lease=4)
+        with (tmp_path / "log").open("wb") as log:
+            driver = subprocess.Popen(
+                [sys.executable, "-m", "tests.spark.draining", pg_url],
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+            )
+        try:
+            give_up_at = time.monotonic() + PATIENCE
+            while not (tmp_path / "working").exists():
+                assert time.monotonic() < give_up_at
+                assert driver.poll() is None
+                time.sleep(0.05)
+        finally:
+            driver.kill()
+            driver.wait()
+        assert not (tmp_path / "fatal").exists()
+        before = drained(store, run.id)
+        assert before.completed < 3960
+        (tmp_path / "slow").unlink()
+        with pgqrs.Worker(store, workflows=[drain]):
+            total = run.result(timeout=PATIENCE)
+        # The Java process of a killed driver may end a batch while it dies; that is counted too.
+        assert total == {"completed": 3960, "failed": 40, "retried": 0}
+        assert Tally(**total) == drained(store, run.id)
+        check(store, 4000)
+
+
+def test_by_command(sqlite_database: str, spark: Any) -> None:
+    install(sqlite_database)
+    with pgqrs.Store(sqlite_database) as store:
+        fill(store, 300)
+        run = CliRunner().invoke(
+            app, ["--dsn", sqlite_database, "spark", "drain", "tasks", FUNCTION, "--json"]
+        )
+        assert json.loads(run.stdout) == {"completed": 297, "failed": 3, "retried": 0}
+        check(store, 300)
+        refused = CliRunner().invoke(
+            app, ["--dsn", sqlite_database, "spark", "drain", "tasks", "nowhere:at_all"]
+        )
+        assert refused.exit_code != 0
+        assert "nowhere:at_all" in refused.stderr
+
+
+def test_what_comes_later_is_left_to_others(pg_url: str, spark: Any) -> None:
+    from pgqrs.spark.drain import Duty, work
+
+    with pgqrs.Store(pg_url) as store:
+        ids = store.producer("tasks").enqueue_many([{"n": n} for n in range(5)])
+        run = drain.start("tasks", FUNCTION, store=store)
+        duty = Duty(store.config, run.id, "tasks", FUNCTION, ids[2], 1000, 30.0)
+        assert list(work(duty)) == [Tally(completed=3)]
+        assert store.admin().queue_stats("tasks").ready == 2
+
+
+@pytest.mark.parametrize("function", ["tests.spark.draining:missing", "nowhere:at_all"])
+def test_functions_that_are_not_there_are_named(function: str) -> None:
+    from pgqrs.spark.drain import load
+
+    with pytest.raises(pgqrs.InvalidArgument, match=function):
+        load(function)
