@@ -48,6 +48,8 @@ PAGES = [
     page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if page.exists()
 ]  # a README that is not there yet has no blocks either
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+SPARK = DOCS / "spark.md"
+"""Is run where Spark is installed: by the session `spark` of nox."""
 
 SHOWN = {"text", "sh", "bash", "ini", "sql", "json", "toml", "yaml"}
 PROGRAMS = {"pgqrs", "alembic", "python", "printf"}
@@ -230,6 +232,9 @@ def test_every_block_runs(
     capsys: pytest.CaptureFixture[str],
     request: pytest.FixtureRequest,
 ) -> None:
+    if page == SPARK:
+        pytest.importorskip("pyspark", reason="the session `spark` of nox runs this page")
+        request.node.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
     for name in [name for name in os.environ if name.startswith("PGQRS_")]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
