@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, DataSourceWriter
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamArrowWriter,
+        DataSourceStreamReader,
+        DataSourceWriter,
+    )
     from pyspark.sql.types import StructType
 
 
@@ -39,3 +44,10 @@ class DefaultSource(DataSource):
         from pgqrs.spark import source
 
         return source.writer(self.options, schema, overwrite)
+
+    def streamWriter(  # noqa: N802 (Spark's name)
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamArrowWriter:
+        from pgqrs.spark import source
+
+        return source.stream_writer(self.options, schema, overwrite)

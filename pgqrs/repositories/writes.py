@@ -453,6 +453,14 @@ def discard(connection: Connection, write_id: str, attempts: Sequence[int]) -> N
     connection.execute(_DROP_THESE_ATTEMPTS, bound)
 
 
+_FORGET = delete(writes).where(_this_write, writes.c.finished_at.is_not(None))
+
+
+def forget(connection: Connection, write_id: str) -> None:
+    """Forget a finished write that nobody will ask for again."""
+    connection.execute(_FORGET, {"this_write": write_id})
+
+
 _abandoned = and_(
     writes.c.created_at < moment("cutoff"),
     or_(

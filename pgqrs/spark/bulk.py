@@ -131,6 +131,13 @@ class Bulk:
                 repeatable=True,
             )
 
+    def forget(self) -> None:
+        """Nobody will ask for it again."""
+        with _opened(self.where) as database:
+            database.write(
+                lambda connection: writes.forget(connection, self.write_id), repeatable=True
+            )
+
 
 def new_write_id() -> str:
     """An id for a write that nobody will want to repeat."""

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 from pgqrs.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, DataSourceWriter
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamArrowWriter,
+        DataSourceStreamReader,
+        DataSourceWriter,
+    )
     from pyspark.sql.types import StructType
 
 PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -46,3 +51,12 @@ def writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> D
     if overwrite:
         raise InvalidArgument("mode", 'a queue is only added to: write with mode("append")')
     return Writer(bulk_of(options, schema).begin())
+
+
+def stream_writer(
+    options: Mapping[str, str], schema: StructType, overwrite: bool
+) -> DataSourceStreamArrowWriter:
+    """Writes a stream to a queue."""
+    from pgqrs.spark import sinks
+
+    return sinks.sink(options, schema, overwrite)

@@ -9,8 +9,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy import select
 
 import pgqrs
+from pgqrs.models import writes
 from pgqrs.spark import finish
 
 ENQUEUE = """
@@ -94,6 +96,30 @@ def test_reading_along(url: str, start: Start) -> None:
         assert completed(store) == 7
 
 
+def test_a_queue_as_a_sink(url: str, spark: Any, tmp_path: Path) -> None:
+    """From a table of files to a queue; what came is not written twice, and leaves one row behind."""
+    files, where = tmp_path / "files", {"url": url, "queue": "others"}
+    with pgqrs.Store(url) as store:
+        for first in (0, 5):
+            rows = [(f'{{"n": {n}}}', n % 3) for n in range(first, first + 5)]
+            frame = spark.createDataFrame(rows, "payload string, priority int")
+            frame.write.mode("append").json(str(files))
+            query = (
+                spark.readStream.schema(frame.schema)
+                .json(str(files))
+                .writeStream.format("pgqrs")
+                .options(checkpointLocation=str(tmp_path / "checkpoint"), **where)
+                .trigger(availableNow=True)
+                .start()
+            )
+            query.awaitTermination()
+        found = store.admin().peek("others", 100)
+        assert sorted(message.payload["n"] for message in found) == list(range(10))
+        assert all(message.priority == message.payload["n"] % 3 for message in found)
+        kept = store.read(lambda c: list(c.execute(select(writes.c.write_id)).scalars()))
+        assert kept == [f"{query.id}-1"]
+
+
 def test_an_id_that_is_committed_late_is_not_skipped(pg_url: str, start: Start) -> None:
     with pgqrs.Store(pg_url) as store, psycopg.connect(pg_url) as slow:
         store.producer("tasks").enqueue("first")
@@ -147,6 +173,14 @@ def test_where_to_begin_and_which_columns(pg_url: str, spark: Any, start: Start)
         options = {"startingId": ids[3], "columns": "id,payload"}
         start(pg_url, "tail", seen, NOW, **options).awaitTermination()
         assert seen.counts == Counter(["3", "4"])
+
+
+def test_a_batch_of_a_stream_has_no_id_to_choose(pg_url: str, spark: Any, tmp_path: Path) -> None:
+    stream = spark.readStream.format("rate").load().selectExpr("'1' AS payload").writeStream
+    options = {"url": pg_url, "queue": "others", "writeId": "mine"}
+    query = stream.format("pgqrs").options(checkpointLocation=str(tmp_path), **options).start()
+    with pytest.raises(Exception, match="writeId"):
+        query.awaitTermination()
 
 
 @pytest.mark.parametrize(
