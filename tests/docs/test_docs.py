@@ -235,6 +235,9 @@ def test_every_block_runs(
     if page == SPARK:
         pytest.importorskip("pyspark", reason="the session `spark` of nox runs this page")
         request.node.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
+        # Programs that end after seconds do not need what takes minutes to pay off.
+        quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+        monkeypatch.setenv("JDK_JAVA_OPTIONS", quick)
     for name in [name for name in os.environ if name.startswith("PGQRS_")]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
