@@ -167,7 +167,8 @@ def acceptance(session: nox.Session) -> None:
     """
     install(session, "test")
     tests = [
-        f"tests/acceptance/test_{name}.py" for name in ("workers", "workflow_crashes", "sleeping")
+        f"tests/acceptance/test_{name}.py"
+        for name in ("dying_workers", "workflow_crashes", "sleeping")
     ]
     pytest(session, *tests, "-o", "timeout=0", env={"PGQRS_ACCEPTANCE": "full"})
 
