@@ -130,7 +130,7 @@ def spark(session: nox.Session) -> None:
     """The data pipeline on a real Spark, in this process. Brings Java along where there is none."""
     install(session, "test", "spark", extras="s3,spark,delta")
     page = "tests/docs/test_docs.py::test_every_block_runs[docs/spark.md]"
-    session.run("pytest", "tests/spark", page, *session.posargs)
+    pytest(session, "tests/spark", page)
 
 
 @nox.session
