@@ -362,6 +362,16 @@ class CopyMismatch(PgqrsError):
         self.there = there
 
 
+class ExportMismatch(PgqrsError):
+    """Not as many rows were written to files as were read."""
+
+    def __init__(self, path: str, read: int, written: int) -> None:
+        super().__init__(f"{path} has {written} rows, and {read} were read; nothing was recorded")
+        self.path = path
+        self.read = read
+        self.written = written
+
+
 class WriteMismatch(PgqrsError):
     """A write in bulk is not the one that was begun under its id, or is not complete."""
 

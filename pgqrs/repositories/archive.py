@@ -293,3 +293,11 @@ def purge(
     )
     statement = delete(archive).where(archive.c.id.in_(old))
     return connection.execute(statement, at(cutoff=(now, -older_than))).rowcount
+
+
+_FORGET = delete(archive).where(archive.c.id.in_(bindparam("ids", expanding=True)))
+
+
+def forget(connection: Connection, ids: Sequence[int]) -> int:
+    """Forget these, by their ids in the archive. Returns how many were there."""
+    return connection.execute(_FORGET, {"ids": ids}).rowcount

@@ -152,6 +152,11 @@ def _get(connection: Connection, write_id: str, statement: Any = _FIND) -> Write
     return Write(*row)
 
 
+def message_count(connection: Connection, write_id: str) -> int:
+    """How many messages a finished write has."""
+    return _get(connection, write_id).message_ct or 0
+
+
 # Parts
 
 _PART = select(

@@ -1,0 +1,150 @@
+"""The export: the archive as Parquet, by queue and day, and then perhaps no longer in the archive.
+
+The rows are written below a directory of the attempt. What was written is counted against what was read,
+and only then recorded: that record is what makes them the export. After it a *manifest* is put beside
+them, `_exports/<run>.json` in the directory `out`, for who has only the directory: `exported(out)`
+reads what manifests name, and so never what an attempt left behind.
+
+What is to be deleted is deleted after that, by the ids in the files: what was archived meanwhile stays.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from pgqrs.errors import ExportMismatch, InvalidArgument
+from pgqrs.repositories import archive
+from pgqrs.spark.files import absolute, count_rows, open_files
+from pgqrs.spark.frames import Frame
+from pgqrs.spark.pipelines import QUEUE, database_options, read_text, write_text
+from pgqrs.spark.session import current_session
+from pgqrs.spark.steps import current_attempt, spark_step
+from pgqrs.workflows.decorators import workflow
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+DELETED_QUEUE = "(deleted)"
+MANIFESTS = "_exports"
+AT_ONCE = 1000
+"""Rows that are deleted in one transaction."""
+
+
+def read_archive(
+    spark: SparkSession,
+    options: dict[str, str],
+    queues: list[str] | None,
+    since: datetime | None,
+    until: datetime | None,
+) -> DataFrame:
+    """What ended in some queues, or in all, between two times."""
+    options = options | {"table": "archive"}
+    if queues is not None and len(queues) == 1:
+        options["queue"] = queues[0]
+    for name, when in (("since", since), ("until", until)):
+        if when is not None:
+            options[name] = when.isoformat()
+    found = spark.read.format("pgqrs").options(**options).load()
+    return found if queues is None else found.where(found["queue"].isin(queues))
+
+
+@spark_step(name="write")
+def write_archive(
+    out: str, queues: list[str] | None, since: datetime | None, until: datetime | None
+) -> Any:
+    """The archive of the run's own store, by queue and day."""
+    attempt, spark = current_attempt(), current_session("pgqrs export")
+    found = read_archive(spark, database_options(attempt.store), queues, since, until)
+    return write_by_day(
+        found.selectExpr(
+            f"coalesce(queue, '{DELETED_QUEUE}') AS queue",
+            "* EXCEPT (queue)",
+            "to_date(archived_at) AS day",
+        ),
+        attempt.path(out),
+    )
+
+
+def write_by_day(rows: DataFrame, path: str) -> Frame:
+    """Write rows by queue and day to a path that nobody else uses, and count them on both sides."""
+    from pyspark.sql import Observation
+    from pyspark.sql.functions import count, lit
+
+    passed = Observation()
+    # All rows of a day in one task first: else every task would have a file of its own for it.
+    days = rows.observe(passed, count(lit(1)).alias("rows")).repartition("queue", "day")
+    days.write.partitionBy("queue", "day").parquet(path)
+    written = count_rows(path)
+    frame = Frame(path, rows.schema.jsonValue(), 0 if written is None else written)
+    if written is None:
+        frame = replace(frame, rows=frame.df(rows.sparkSession).count())
+    # Spark does not observe what turns out to be empty.
+    read = passed.get["rows"] if frame.rows or not rows.isEmpty() else 0
+    if read != frame.rows:
+        raise ExportMismatch(path, read, frame.rows)
+    return frame
+
+
+@spark_step(name="publish")
+def publish(out: str, frame: Frame) -> str:
+    """Say in the directory what was exported. The same frame has the same manifest."""
+    manifest = f"{out}/{MANIFESTS}/{current_attempt().run_id}-{frame.path.rpartition('-')[2]}.json"
+    write_text(manifest, json.dumps(vars(frame)))
+    return manifest
+
+
+@spark_step(name="delete")
+def delete_exported(frame: Frame) -> int:
+    """Delete what was exported from the archive, a little at a time. Repeating it deletes the rest."""
+    store = current_attempt().store
+    rows = iter(frame.df().select("id").toLocalIterator(prefetchPartitions=True))
+    while ids := [row.id for row in islice(rows, AT_ONCE)]:
+        store.write(partial(archive.forget, ids=ids))
+    return frame.rows
+
+
+@workflow(name="spark-export", queue=QUEUE)
+def export(
+    out: str,
+    queues: list[str] | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    delete: bool = False,
+) -> dict[str, Any]:
+    """Export what ended in some queues, or in all, between two times, to the directory `out`; then, if
+    so wanted, delete it from the archive.
+    """
+    out = absolute(out)
+    frame = write_archive(out, queues, since, until)
+    manifest = publish(out, frame)
+    deleted = delete_exported(frame) if delete else 0
+    return {"path": frame.path, "manifest": manifest, "rows": frame.rows, "deleted": deleted}
+
+
+def manifests(out: str) -> Iterator[Frame]:
+    """The exports in a directory."""
+    from pyarrow.fs import FileSelector
+
+    root = f"{absolute(out)}/{MANIFESTS}"
+    files, inner = open_files(root)
+    for found in files.get_file_info(FileSelector(inner, allow_not_found=True)):
+        if found.extension == "json":
+            yield Frame(**json.loads(read_text(f"{root}/{found.base_name}")))
+
+
+def exported(out: str, spark: SparkSession | None = None) -> DataFrame:
+    """All that was exported to a directory; what two exports have in common is there twice."""
+    session = spark or current_session("pgqrs export")
+    frames = [frame.df(session) for frame in manifests(out) if frame.rows]
+    if not frames:
+        raise InvalidArgument("out", f"nothing was exported to {out}")
+    together = frames[0]
+    for frame in frames[1:]:
+        together = together.unionByName(frame, allowMissingColumns=True)
+    return together

@@ -1,0 +1,128 @@
+"""The archive as files, and files as messages again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pgqrs
+from pgqrs.spark.export import export, exported, write_by_day
+from pgqrs.spark.pipelines import QUEUE
+from pgqrs.spark.replay import replay
+from tests.spark.conftest import install
+
+
+def fill(url: str, ended: int = 30) -> None:
+    """Messages that have ended: two of three well, the others badly."""
+    with pgqrs.Store(url) as store:
+        store.admin().create_queue(QUEUE, lease=3, if_not_exists=True)
+        for queue in ("tasks", "others"):
+            store.producer(queue).enqueue_many(
+                [{"n": n} for n in range(ended)], priority=4, headers={"from": queue}
+            )
+            with store.consumer(queue) as consumer:
+                for number, message in enumerate(consumer.dequeue(ended)):
+                    if number % 3:
+                        consumer.ack(message)
+                    else:
+                        consumer.fail(message, "bad", dead=True)
+
+
+def archived(url: str) -> int:
+    with pgqrs.Store(url) as store:
+        return sum(
+            sum(stats.archived.values())
+            for stats in store.admin().stats()
+            if stats.queue in ("tasks", "others")
+        )
+
+
+def waiting(url: str, queue: str) -> Counter[str]:
+    with pgqrs.Store(url) as store:
+        found = store.admin().peek(queue, 1000)
+    return Counter(json.dumps(message.payload) for message in found)
+
+
+def test_export_and_replay(spark: Any, url: str, tmp_path: Path) -> None:
+    fill(url)
+    out = str(tmp_path / "out")
+    with pgqrs.Store(url) as store:
+        first = export.run_inline(out, ["tasks"], key="night", store=store)
+        assert (first["rows"], first["deleted"]) == (30, 0)
+        assert export.run_inline(out, ["tasks"], key="night", store=store) == first
+        (queue,) = Path(first["path"]).glob("queue=*")
+        assert queue.name == "queue=tasks"
+        (day,) = queue.glob("day=*")
+        assert len(list(day.glob("*.parquet"))) == 1
+        second = export.run_inline(out, ["others"], delete=True, store=store)
+        assert (second["rows"], second["deleted"]) == (30, 30)
+        rows = exported(out, spark)
+        assert rows.groupBy("queue").count().collect().__len__() == 2
+        assert rows.where("archive_reason = 'failed'").count() == 20
+        done = replay.run_inline(
+            out, "tasks", queues=["others"], reasons=["failed"], key="again", store=store
+        )
+        assert done["messages"] == 10
+        assert replay.run_inline(out, "tasks", key="again", store=store) == done
+        found = store.admin().peek("tasks", 100)
+    assert Counter(m.payload["n"] for m in found) == Counter(range(0, 30, 3))
+    assert {(m.priority, json.dumps(m.headers)) for m in found} == {(4, '{"from": "others"}')}
+    assert archived(url) == 30
+
+
+def test_counts_are_compared(
+    spark: Any, sqlite_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqrs.spark.export.count_rows", lambda _path: 1)
+    rows = spark.sql("select 'q' as queue, current_date() as day, id from range(2)")
+    with pytest.raises(pgqrs.ExportMismatch, match="has 1 rows, and 2 were read"):
+        write_by_day(rows, str(tmp_path / "out"))
+
+
+def test_nothing_to_export(spark: Any, sqlite_database: str, tmp_path: Path) -> None:
+    install(sqlite_database)
+    with pgqrs.Store(sqlite_database) as store:
+        done = export.run_inline(str(tmp_path / "out"), delete=True, store=store)
+    assert (done["rows"], done["deleted"]) == (0, 0)
+    with pytest.raises(pgqrs.InvalidArgument, match="nothing was exported"):
+        exported(str(tmp_path / "out"), spark)
+
+
+def killed(url: str, key: str, moment: str, what: str, **arguments: Any) -> None:
+    child = subprocess.run(
+        [
+            *(sys.executable, "-m", "tests.spark.exporting"),
+            *(url, key, moment, what, json.dumps(arguments)),
+        ],
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+        timeout=240,
+    )
+    assert child.returncode == -9, child.stderr
+
+
+def test_drivers_that_are_killed(spark: Any, pg_url: str, tmp_path: Path) -> None:
+    fill(pg_url)
+    out = str(tmp_path / "out")
+    arguments = {"out": out, "delete": True}
+    killed(pg_url, "night", "written", "export", **arguments)
+    assert archived(pg_url) == 60
+    killed(pg_url, "night", "deleting", "export", **arguments)
+    assert archived(pg_url) == 50
+    with pgqrs.Store(pg_url) as store:
+        done = export.run_inline(**arguments, key="night", store=store)
+        assert (done["rows"], archived(pg_url)) == (60, 0)
+        rows = exported(out, spark)
+        assert rows.count() == rows.select("id").distinct().count() == 60
+
+        killed(pg_url, "again", "enqueued", "replay", source=out, queue="tasks")
+        done = replay.run_inline(out, "tasks", key="again", store=store)
+        assert done["messages"] == 60
+    assert waiting(pg_url, "tasks") == Counter({json.dumps({"n": n}): 2 for n in range(30)})
