@@ -6,6 +6,7 @@ knows the pipeline: `pgqrs worker run pgqrs.spark.report`.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -266,3 +267,94 @@ def sweep(target: Target, root: str, grace: float) -> None:
         f"Removed {len(swept.removed)}; kept {swept.recorded} on record, {swept.recent} of runs that "
         f"go on, {swept.unknown} of runs that are not known here."
     )
+
+
+@spark.command()
+@click.argument("out", metavar="DIRECTORY")
+@click.option("--queue", "queues", multiple=True, help="Only this queue; may be repeated.")
+@click.option("--since", type=parameters.moment, metavar="TIME", help="Ended then or later.")
+@click.option("--until", type=parameters.moment, metavar="TIME", help="Ended before.")
+@click.option(
+    "--delete", is_flag=True, help="Delete from the archive what was exported, after that."
+)
+@on_spark
+@parameters.as_json
+@click.pass_obj
+def export(
+    target: Target,
+    /,
+    out: str,
+    queues: tuple[str, ...],
+    since: datetime | None,
+    until: datetime | None,
+    delete: bool,
+    key: str | None,
+    as_json: bool,
+    **where: Any,
+) -> None:
+    """Write the archive to DIRECTORY as Parquet, by queue and day.
+
+    Rows are counted on both sides. What attempts left behind that died is never read: manifests in
+    the directory name what was exported.
+    """
+    require_spark()
+    from pgqrs.spark.export import export as pipeline
+    from pgqrs.spark.files import absolute
+
+    with target.open() as store, progress("exporting the archive"):
+        for name in queues:
+            store.admin().get_queue(name)
+        start_spark("export", **where)
+        done = pipeline.run_inline(
+            absolute(out), list(queues) or None, since, until, delete, key=key, store=store
+        )
+    if as_json:
+        click.echo(json.dumps(done))
+        return
+    click.echo(f"Exported {done['rows']:,} message(s) to {done['path']}.")
+    if delete:
+        click.echo("They are no longer in the archive.")
+
+
+@spark.command()
+@click.argument("source", metavar="DIRECTORY")
+@click.argument("queue")
+@click.option("--from", "queues", multiple=True, help="Only what was in this queue; repeatable.")
+@click.option("--reason", "reasons", multiple=True, help="Only what ended so: failed, expired, …")
+@on_spark
+@parameters.as_json
+@click.pass_obj
+def replay(
+    target: Target,
+    /,
+    source: str,
+    queue: str,
+    queues: tuple[str, ...],
+    reasons: tuple[str, ...],
+    key: str | None,
+    as_json: bool,
+    **where: Any,
+) -> None:
+    """Enqueue into QUEUE what was exported to DIRECTORY, or other Parquet with a column `payload`.
+
+    All at once, and exactly once for each run.
+    """
+    require_spark()
+    from pgqrs.spark.files import absolute
+    from pgqrs.spark.replay import replay as pipeline
+
+    with target.open() as store, progress("enqueueing"):
+        store.admin().get_queue(queue)
+        start_spark("replay", **where)
+        done = pipeline.run_inline(
+            absolute(source),
+            queue,
+            list(queues) or None,
+            list(reasons) or None,
+            key=key,
+            store=store,
+        )
+    if as_json:
+        click.echo(json.dumps(done))
+        return
+    click.echo(f"Enqueued {done['messages']:,} message(s) into {queue}.")

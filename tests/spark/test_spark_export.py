@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import pgqrs
+from pgqrs.cli.app import app
 from pgqrs.spark.export import export, exported, write_by_day
 from pgqrs.spark.pipelines import QUEUE
 from pgqrs.spark.replay import replay
@@ -126,3 +128,19 @@ def test_drivers_that_are_killed(spark: Any, pg_url: str, tmp_path: Path) -> Non
         done = replay.run_inline(out, "tasks", key="again", store=store)
         assert done["messages"] == 60
     assert waiting(pg_url, "tasks") == Counter({json.dumps({"n": n}): 2 for n in range(30)})
+
+
+def test_on_the_command_line(spark: Any, sqlite_database: str, tmp_path: Path) -> None:
+    install(sqlite_database)
+    fill(sqlite_database, 9)
+    runner, start = CliRunner(), ["--dsn", sqlite_database, "spark"]
+    out = str(tmp_path / "out")
+    done = runner.invoke(app, [*start, "export", out, "--queue", "tasks", "--delete"])
+    assert done.exit_code == 0, done.output
+    assert "Exported 9 message(s)" in done.output
+    done = runner.invoke(app, [*start, "replay", out, "others", "--reason", "failed", "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout.splitlines()[-1])["messages"] == 3
+    assert waiting(sqlite_database, "others").total() == 3
+    done = runner.invoke(app, [*start, "replay", out, "nobody"])
+    assert done.exit_code == 1
