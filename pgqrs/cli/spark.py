@@ -277,6 +277,7 @@ def sweep(target: Target, root: str, grace: float) -> None:
 @click.option(
     "--delete", is_flag=True, help="Delete from the archive what was exported, after that."
 )
+@click.option("--delta", metavar="TABLE", help="Append it to this Delta table too.")
 @on_spark
 @parameters.as_json
 @click.pass_obj
@@ -288,6 +289,7 @@ def export(
     since: datetime | None,
     until: datetime | None,
     delete: bool,
+    delta: str | None,
     key: str | None,
     as_json: bool,
     **where: Any,
@@ -306,7 +308,7 @@ def export(
             store.admin().get_queue(name)
         start_spark("export", **where)
         done = pipeline.run_inline(
-            absolute(out), list(queues) or None, since, until, delete, key=key, store=store
+            absolute(out), list(queues) or None, since, until, delete, delta, key=key, store=store
         )
     if as_json:
         click.echo(json.dumps(done))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pgqrs.errors import ExportMismatch, InvalidArgument
 from pgqrs.repositories import archive
+from pgqrs.spark.delta import append_once
 from pgqrs.spark.files import absolute, count_rows, open_files
 from pgqrs.spark.frames import Frame
 from pgqrs.spark.pipelines import QUEUE, database_options, read_text, write_text
@@ -99,6 +100,12 @@ def publish(out: str, frame: Frame) -> str:
     return manifest
 
 
+@spark_step(name="append to delta")
+def append_to_delta(table: str, frame: Frame) -> bool:
+    """Append what was exported to a Delta table as well. No other frame has the same path."""
+    return frame.rows > 0 and append_once(table, frame, app=f"pgqrs {frame.path}")
+
+
 @spark_step(name="delete")
 def delete_exported(frame: Frame) -> int:
     """Delete what was exported from the archive, a little at a time. Repeating it deletes the rest."""
@@ -116,13 +123,16 @@ def export(
     since: datetime | None = None,
     until: datetime | None = None,
     delete: bool = False,
+    delta: str | None = None,
 ) -> dict[str, Any]:
     """Export what ended in some queues, or in all, between two times, to the directory `out`; then, if
-    so wanted, delete it from the archive.
+    so wanted, append it to the table `delta`, and delete it from the archive.
     """
     out = absolute(out)
     frame = write_archive(out, queues, since, until)
     manifest = publish(out, frame)
+    if delta is not None:
+        append_to_delta(absolute(delta), frame)
     deleted = delete_exported(frame) if delete else 0
     return {"path": frame.path, "manifest": manifest, "rows": frame.rows, "deleted": deleted}
 

@@ -14,7 +14,13 @@ from click.testing import CliRunner
 
 import pgqrs
 from pgqrs.cli.app import app
-from pgqrs.spark.export import export, exported, write_by_day
+from pgqrs.spark.export import (
+    append_to_delta,
+    export,
+    exported,
+    manifests,
+    write_by_day,
+)
 from pgqrs.spark.pipelines import QUEUE
 from pgqrs.spark.replay import replay
 from tests.spark.conftest import install
@@ -76,6 +82,24 @@ def test_export_and_replay(spark: Any, url: str, tmp_path: Path) -> None:
     assert Counter(m.payload["n"] for m in found) == Counter(range(0, 30, 3))
     assert {(m.priority, json.dumps(m.headers)) for m in found} == {(4, '{"from": "others"}')}
     assert archived(url) == 30
+
+
+def test_delta_tables(spark: Any, sqlite_database: str, tmp_path: Path) -> None:
+    from deltalake import DeltaTable
+
+    install(sqlite_database)
+    fill(sqlite_database, 6)
+    table = str(tmp_path / "delta")
+    with pgqrs.Store(sqlite_database) as store:
+        done = export.run_inline(str(tmp_path / "out"), delta=table, delete=True, store=store)
+        assert done["rows"] == 12
+        (frame,) = manifests(str(tmp_path / "out"))
+        assert append_to_delta(table, frame) is False  # outside of a run a step is a plain call
+    found = DeltaTable(table).to_pyarrow_table()
+    assert sorted(set(found["queue"].to_pylist())) == ["others", "tasks"]
+    assert len(set(found["id"].to_pylist())) == found.num_rows == 12
+    assert str(found["archived_at"].type) == "timestamp[us, tz=UTC]"
+    assert archived(sqlite_database) == 0
 
 
 def test_counts_are_compared(
