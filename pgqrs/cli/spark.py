@@ -360,3 +360,28 @@ def replay(
         click.echo(json.dumps(done))
         return
     click.echo(f"Enqueued {done['messages']:,} message(s) into {queue}.")
+
+
+@spark.command()
+@click.argument("out", metavar="DIRECTORY")
+@click.option("--delete", is_flag=True, help="Delete the files of the exports it stands for.")
+@on_spark
+@parameters.as_json
+@click.pass_obj
+def compact(
+    target: Target, /, out: str, delete: bool, key: str | None, as_json: bool, **where: Any
+) -> None:
+    """Make one export of all that are in DIRECTORY, with one file for each queue and day."""
+    require_spark()
+    from pgqrs.spark.compact import compact as pipeline
+    from pgqrs.spark.files import absolute
+
+    with target.open() as store, progress("writing files again"):
+        start_spark("compact", **where)
+        done = pipeline.run_inline(absolute(out), delete, key=key, store=store)
+    if as_json:
+        click.echo(json.dumps(done))
+    elif done["path"] is None:
+        click.echo("There is nothing to put together.")
+    else:
+        click.echo(f"{done['exports']} exports are one now: {done['rows']:,} message(s).")

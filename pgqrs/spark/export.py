@@ -11,10 +11,9 @@ What is to be deleted is deleted after that, by the ids in the files: what was a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
+from functools import partial, reduce
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -93,10 +92,12 @@ def write_by_day(rows: DataFrame, path: str) -> Frame:
 
 
 @spark_step(name="publish")
-def publish(out: str, frame: Frame) -> str:
-    """Say in the directory what was exported. The same frame has the same manifest."""
+def publish(out: str, frame: Frame, replaces: list[str] | None = None) -> str:
+    """Say in the directory what was exported, and for what else it stands from now on. The same frame
+    has the same manifest.
+    """
     manifest = f"{out}/{MANIFESTS}/{current_attempt().run_id}-{frame.path.rpartition('-')[2]}.json"
-    write_text(manifest, json.dumps(vars(frame)))
+    write_text(manifest, json.dumps(vars(frame) | {"replaces": replaces or []}))
     return manifest
 
 
@@ -137,24 +138,38 @@ def export(
     return {"path": frame.path, "manifest": manifest, "rows": frame.rows, "deleted": deleted}
 
 
-def manifests(out: str) -> Iterator[Frame]:
-    """The exports in a directory."""
+def manifests(out: str) -> dict[str, Frame]:
+    """The exports in a directory, by the names of their manifests; without those that another one
+    stands for. Of two that stand for the same, which happens when both are made at once, the first
+    counts, and the other is as if it were not there.
+    """
     from pyarrow.fs import FileSelector
 
     root = f"{absolute(out)}/{MANIFESTS}"
     files, inner = open_files(root)
-    for found in files.get_file_info(FileSelector(inner, allow_not_found=True)):
-        if found.extension == "json":
-            yield Frame(**json.loads(read_text(f"{root}/{found.base_name}")))
+    there = files.get_file_info(FileSelector(inner, allow_not_found=True))
+    frames: dict[str, Frame] = {}
+    replaced: set[str] = set()
+    for found in sorted(there, key=lambda info: (info.mtime_ns or 0, info.base_name)):
+        if found.extension != "json":
+            continue
+        manifest = json.loads(read_text(f"{root}/{found.base_name}"))
+        names = set(manifest.pop("replaces"))
+        if replaced.isdisjoint(names):
+            frames[found.base_name] = Frame(**manifest)
+            replaced |= names
+    return {name: frame for name, frame in frames.items() if name not in replaced}
 
 
 def exported(out: str, spark: SparkSession | None = None) -> DataFrame:
     """All that was exported to a directory; what two exports have in common is there twice."""
     session = spark or current_session("pgqrs export")
-    frames = [frame.df(session) for frame in manifests(out) if frame.rows]
+    frames = [frame.df(session) for frame in manifests(out).values() if frame.rows]
     if not frames:
         raise InvalidArgument("out", f"nothing was exported to {out}")
-    together = frames[0]
-    for frame in frames[1:]:
-        together = together.unionByName(frame, allowMissingColumns=True)
-    return together
+    return together(frames)
+
+
+def together(frames: list[DataFrame]) -> DataFrame:
+    """The rows of all; a column that some do not have is empty there."""
+    return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)

@@ -35,7 +35,7 @@ COLUMNS = {
 
 def read_messages(spark: SparkSession, source: str) -> DataFrame:
     """The exports in a directory, or else the Parquet that is there."""
-    if any(frame.rows for frame in manifests(source)):
+    if any(frame.rows for frame in manifests(source).values()):
         return exported(source, spark)
     return spark.read.parquet(source)
 

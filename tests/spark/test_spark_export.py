@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -93,7 +94,7 @@ def test_delta_tables(spark: Any, sqlite_database: str, tmp_path: Path) -> None:
     with pgqrs.Store(sqlite_database) as store:
         done = export.run_inline(str(tmp_path / "out"), delta=table, delete=True, store=store)
         assert done["rows"] == 12
-        (frame,) = manifests(str(tmp_path / "out"))
+        (frame,) = manifests(str(tmp_path / "out")).values()
         assert append_to_delta(table, frame) is False  # outside of a run a step is a plain call
     found = DeltaTable(table).to_pyarrow_table()
     assert sorted(set(found["queue"].to_pylist())) == ["others", "tasks"]
@@ -118,6 +119,22 @@ def test_nothing_to_export(spark: Any, sqlite_database: str, tmp_path: Path) -> 
     assert (done["rows"], done["deleted"]) == (0, 0)
     with pytest.raises(pgqrs.InvalidArgument, match="nothing was exported"):
         exported(str(tmp_path / "out"), spark)
+
+
+def test_of_two_that_compact_at_once_the_first_counts(tmp_path: Path) -> None:
+    out = str(tmp_path)
+    for number, (name, replaces) in enumerate(
+        {"a": [], "b": [], "c": [], "9": ["a", "b"], "8": ["a", "b", "c"], "7": ["8"]}.items()
+    ):
+        path = tmp_path / "_exports" / f"{name}.json"
+        path.parent.mkdir(exist_ok=True)
+        replaced = [f"{other}.json" for other in replaces]
+        frame = {"path": name, "schema_json": {}, "rows": 1, "replaces": replaced}
+        path.write_text(json.dumps(frame))
+        os.utime(path, (number, number))
+        if name == "8":
+            assert sorted(manifests(out)) == ["9.json", "c.json"]
+    assert sorted(manifests(out)) == ["7.json", "9.json", "c.json"]
 
 
 def killed(url: str, key: str, moment: str, what: str, **arguments: Any) -> None:
@@ -168,3 +185,15 @@ def test_on_the_command_line(spark: Any, sqlite_database: str, tmp_path: Path) -
     assert waiting(sqlite_database, "others").total() == 3
     done = runner.invoke(app, [*start, "replay", out, "nobody"])
     assert done.exit_code == 1
+    done = runner.invoke(app, [*start, "export", out, "--queue", "others"])
+    assert done.exit_code == 0, done.output
+    before = {frame.path for frame in manifests(out).values()}
+    done = runner.invoke(app, [*start, "compact", out, "--delete"])
+    assert done.exit_code == 0, done.output
+    assert "2 exports are one now: 18 message(s)" in done.output
+    (frame,) = manifests(out).values()
+    assert exported(out, spark).select("id").distinct().count() == frame.rows == 18
+    assert len(list(Path(frame.path).rglob("*.parquet"))) == 2
+    assert not any(Path(path).exists() for path in before)
+    done = runner.invoke(app, [*start, "compact", out])
+    assert "nothing to put together" in done.output
