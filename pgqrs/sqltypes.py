@@ -58,6 +58,10 @@ class UTCDateTime(TypeDecorator[datetime]):
         kind: TypeEngine[Any] = Text() if dialect.name == "sqlite" else DateTime(timezone=True)
         return dialect.type_descriptor(kind)
 
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
+        """What a statement that is rendered with its values goes by."""
+        return _time_as_text(value) if dialect.name == "sqlite" else value
+
     # Both are chosen once for a column instead of asked for each value.
 
     def bind_processor(self, dialect: Dialect) -> Any:
