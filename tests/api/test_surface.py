@@ -102,10 +102,10 @@ def test_opening_a_store_needs_no_alembic(tmp_path: Any) -> None:
 
 def test_importing_is_quick() -> None:
     code = (
-        "from time import process_time as now; a = now(); import sqlalchemy.orm; b = now(); "
+        "from time import process_time as now; a = now(); import sqlalchemy; b = now(); "
         "import pgqrs; c = now(); print(b - a, c - b)"
     )
     runs = [tuple(map(float, python(code).split())) for _ in range(5)]
     ours, theirs = min(run[1] for run in runs), min(run[0] for run in runs)
-    # SQLAlchemy's own import, a third of a second with its ORM, tells how slow a busy machine is.
-    assert ours < 0.35 * max(1.0, theirs / 0.35)
+    # SQLAlchemy's own import, a quarter of a second, tells how slow a busy machine is just now.
+    assert ours < 0.35 * max(1.0, theirs / 0.25)
