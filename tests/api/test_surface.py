@@ -100,12 +100,14 @@ def test_opening_a_store_needs_no_alembic(tmp_path: Any) -> None:
     assert python(code) == "False"
 
 
-def test_importing_is_quick() -> None:
+def test_importing_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "from time import process_time as now; a = now(); import sqlalchemy; b = now(); "
         "import pgqrs; c = now(); print(b - a, c - b)"
     )
+    # An installed package has its bytecode; here the first of these writes it.
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     runs = [tuple(map(float, python(code).split())) for _ in range(5)]
     ours, theirs = min(run[1] for run in runs), min(run[0] for run in runs)
-    # SQLAlchemy's own import, a quarter of a second, tells how slow a busy machine is just now.
-    assert ours < 0.35 * max(1.0, theirs / 0.25)
+    # SQLAlchemy's own import, a sixth of a second, tells how slow a busy machine is just now.
+    assert ours < 0.35 * max(1.0, theirs / 0.16)
