@@ -5,16 +5,18 @@ A thread for each run would be simpler, but starting one takes longer than a ste
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from pgqrs.errors import PgqrsError
 from pgqrs.stores import Database
 
+logger = logging.getLogger("pgqrs.workflows")
 LINGER = 10.0
 """Seconds that the thread stays when there is nothing to renew."""
 
@@ -60,8 +62,7 @@ class Renewals:
             for lease in due:
                 with lease.busy:
                     if lease in self._leases:
-                        with suppress(PgqrsError):  # lost or not, the run itself finds out
-                            lease.renew()
+                        _renew(lease)
                 lease.due = time.monotonic() + lease.every
 
     def _wait(self) -> list[_Lease] | None:
@@ -75,6 +76,15 @@ class Renewals:
                 self._thread = None
                 return None
             return [lease for lease in self._leases if lease.due <= now]
+
+
+def _renew(lease: _Lease) -> None:
+    try:
+        lease.renew()
+    except PgqrsError:
+        pass  # lost or not, the run itself finds out
+    except Exception:  # also the unexpected: nobody else would renew the others
+        logger.exception("the lease of a run could not be renewed")
 
 
 _of_stores: WeakKeyDictionary[Database, Renewals] = WeakKeyDictionary()
