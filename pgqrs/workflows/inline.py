@@ -20,7 +20,7 @@ from pgqrs.consumer import Holder
 from pgqrs.errors import PgqrsError
 from pgqrs.outcomes import Settled
 from pgqrs.repositories import workflows
-from pgqrs.repositories.starting import ActiveRun, Started, start
+from pgqrs.repositories.starting import ActiveRun, Started
 from pgqrs.repositories.workflows import Ended
 from pgqrs.stores import Database
 from pgqrs.types import Message, RunInfo
@@ -28,7 +28,7 @@ from pgqrs.workflows.context import Persist
 from pgqrs.workflows.decorators import Workflow
 from pgqrs.workflows.execution import Offload, Reach, execute, execute_async, registry
 from pgqrs.workflows.renewals import renewals_of
-from pgqrs.workflows.starting import with_queue
+from pgqrs.workflows.starting import start_once
 from pgqrs.workflows.trampoline import drive, drive_async
 
 LOOK_EVERY = 0.1
@@ -113,7 +113,7 @@ def inline(
     """The way of a run from its start to its end."""
     arguments = workflow.start_arguments(args, kwargs, database.config)
     worker = -secrets.randbits(62)  # a holder like any other, but too short-lived for a row
-    started: Started = yield Persist(partial(_start, database, worker, arguments))
+    started: Started = yield Persist(partial(start_once, database, arguments, holder=worker))
     carry = None if started.begun is None else Carry(*started.begun)
     while True:
         if carry is not None:
@@ -127,19 +127,6 @@ def inline(
         carry = None if message is None else Carry(message, None)
         if carry is None:
             yield Nap(LOOK_EVERY)
-
-
-def _start(database: Database, worker: int, arguments: dict[str, Any]) -> Started:
-    """Start the run with its message in our hands."""
-    now = database.now()
-    return with_queue(
-        database,
-        arguments["queue"],
-        lambda: database.write(
-            lambda c: start(c, holder=worker, now=now, **arguments),
-            single=arguments["key"] is None,
-        ),
-    )
 
 
 def _claim(database: Database, worker: int, run_id: int) -> Message | None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import IntegrityError
 
 from pgqrs.errors import (
     EventTimedOut,
@@ -22,7 +21,7 @@ from pgqrs.errors import (
 from pgqrs.outcomes import Outcome
 from pgqrs.payloads import error_text
 from pgqrs.repositories import events, steps, workflows
-from pgqrs.repositories.starting import Started, start
+from pgqrs.repositories.starting import Started
 from pgqrs.repositories.workflows import Ended
 from pgqrs.stores import Database
 from pgqrs.stores.wakeups import RESULTS, SELDOM
@@ -44,7 +43,7 @@ from pgqrs.workflows.execution import execute, execute_async, is_async, registry
 from pgqrs.workflows.flows import NOTHING
 from pgqrs.workflows.guards import StepGuard, acquire_step
 from pgqrs.workflows.inline import run_inline, run_inline_async
-from pgqrs.workflows.starting import with_queue
+from pgqrs.workflows.starting import start_once
 
 T = TypeVar("T")
 Decode = Callable[[Any], Any]
@@ -304,17 +303,7 @@ class Workflows:
         return Run(self._database, self._start(arguments).id)
 
     def _start(self, arguments: dict[str, Any]) -> Started:
-        now, queue = self._database.now(), arguments["queue"]
-
-        def begin() -> Started:
-            return self._database.write(
-                lambda c: start(c, now=now, **arguments), single=arguments["key"] is None
-            )
-
-        try:
-            started = begin() if queue is None else with_queue(self._database, queue, begin)
-        except IntegrityError:  # somebody else started it meanwhile: now it is found
-            started = begin()
+        started, queue = start_once(self._database, arguments), arguments["queue"]
         if started.is_new and queue is not None:
             self._database.ring(queue, elsewhere=started.waited_for)
         return started
