@@ -12,6 +12,7 @@ import inspect
 import typing
 from collections.abc import Callable
 from importlib import import_module
+from inspect import Parameter
 from typing import Any, NamedTuple
 
 from pgqrs.conversion import converter
@@ -19,6 +20,7 @@ from pgqrs.errors import InvalidArgument, InvalidConfig, InvalidPayload
 
 PICKLE = "cloudpickle"
 CODECS = (None, PICKLE)
+_POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class Call(NamedTuple):
@@ -35,6 +37,12 @@ class Signature:
         self._function = function
         self._signature = inspect.signature(function)
         self._hints: dict[str, Any] | None = None
+        kinds = {name: found.kind for name, found in self._signature.parameters.items()}
+        self._positional = [name for name, kind in kinds.items() if kind in _POSITIONAL]
+        self._rest, self._others = (
+            next((name for name, kind in kinds.items() if kind is wanted), None)
+            for wanted in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+        )
 
     @property
     def hints(self) -> dict[str, Any]:
@@ -52,9 +60,12 @@ class Signature:
         names = self._positional_names(len(call.args))
         return {
             "args": [
-                self._convert(name, value) for name, value in zip(names, call.args, strict=True)
+                _to_json(self._hint(name), value, name)
+                for name, value in zip(names, call.args, strict=True)
             ],
-            "kwargs": {name: self._convert(name, value) for name, value in call.kwargs.items()},
+            "kwargs": {
+                name: _to_json(self._hint(name), value, name) for name, value in call.kwargs.items()
+            },
         }
 
     def decode(self, payload: dict[str, Any]) -> Call:
@@ -70,7 +81,7 @@ class Signature:
         )
 
     def encode_result(self, value: Any) -> Any:
-        return self._convert("return", value, shown="result")
+        return _to_json(self.hints.get("return", Any), value, "result")
 
     def decode_result(self, found: Any) -> Any:
         return converter(self.hints.get("return", Any)).from_json(found)
@@ -81,29 +92,21 @@ class Signature:
         except TypeError as exc:
             raise InvalidArgument("arguments", str(exc)) from None
 
-    def _convert(self, name: str, value: Any, *, shown: str | None = None) -> Any:
-        try:
-            return converter(self._hint(name)).to_json(value)
-        except (TypeError, ValueError) as exc:
-            raise InvalidPayload(shown or name, str(exc)) from exc
-
     def _positional_names(self, count: int) -> list[str]:
         """The names of the first so many positional arguments; those of `*args` share one."""
-        names: list[str] = []
-        for parameter in self._signature.parameters.values():
-            if parameter.kind is parameter.VAR_POSITIONAL:
-                return [*names, *[parameter.name] * (count - len(names))][:count]
-            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-                names.append(parameter.name)
-        return names[:count]
+        names = self._positional[:count]
+        return names if self._rest is None else names + [self._rest] * (count - len(names))
 
     def _hint(self, name: str) -> Any:
-        if name in self.hints:
-            return self.hints[name]
-        for parameter in self._signature.parameters.values():
-            if parameter.kind is parameter.VAR_KEYWORD:
-                return self.hints.get(parameter.name, Any)
-        return Any
+        hints = self.hints
+        return hints[name] if name in hints else hints.get(self._others or name, Any)
+
+
+def _to_json(hint: Any, value: Any, name: str) -> Any:
+    try:
+        return converter(hint).to_json(value)
+    except (TypeError, ValueError) as exc:
+        raise InvalidPayload(name, str(exc)) from exc
 
 
 def known(codec: str | None) -> str | None:

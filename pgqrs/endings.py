@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import groupby
 from typing import NamedTuple
 
 from pgqrs.consumer import Holder
@@ -77,7 +76,7 @@ class Endings:
                 for done in pieces.popleft():
                     self._forget(done.delivery)
             self._holder._tell_of_results(
-                done.delivery.message for done in ending if isinstance(done.outcome, Done | Failed)
+                done.delivery.message for done in ending if isinstance(done.outcome, (Done, Failed))
             )
         except BaseException:
             self._waiting.extendleft(reversed([left for piece in pieces for left in piece]))
@@ -144,17 +143,13 @@ class Endings:
 
 def _pieces(endings: Iterable[Ending]) -> Iterator[list[Ending]]:
     """Alike ones together, in pieces that fit one statement."""
-
-    def kind(ending: Ending) -> str:
-        outcome = ending.outcome
-        if isinstance(outcome, Failed):  # each has an error of its own
-            return f"failed {ending.delivery.message.id}"
-        return repr(outcome) if isinstance(outcome, GivenBack) else type(outcome).__name__
-
-    for _, alike in groupby(sorted(endings, key=kind), kind):
+    alike: dict[object, list[Ending]] = {}
+    for ending in endings:
+        alike.setdefault(_kind(ending), []).append(ending)
+    for endings in alike.values():
         piece: dict[int, Ending] = {}
         room = MOST_TEXT
-        for ending in alike:
+        for ending in endings:
             id, size = ending.delivery.message.id, len(ending.text or "")
             # A message that was claimed twice by this worker ends twice, one of them in vain.
             if piece and (id in piece or size > room or len(piece) == MOST_AT_ONCE):
@@ -163,3 +158,10 @@ def _pieces(endings: Iterable[Ending]) -> Iterator[list[Ending]]:
             piece[id] = ending
             room -= size
         yield list(piece.values())
+
+
+def _kind(ending: Ending) -> object:
+    outcome = ending.outcome
+    if isinstance(outcome, Failed):  # each has an error of its own
+        return id(ending)
+    return outcome if isinstance(outcome, GivenBack) else type(outcome)

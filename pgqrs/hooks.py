@@ -36,9 +36,6 @@ class Hooks:
     def __init__(self, hooks: Iterable[Hook]) -> None:
         self._hooks = tuple(hooks)
 
-    def __bool__(self) -> bool:
-        return bool(self._hooks)
-
     def before(self, load: Load) -> None:
         for hook in self._hooks:
             for delivery in load.deliveries:

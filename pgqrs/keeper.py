@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from pgqrs.bell import Bell
 from pgqrs.consumer import Holder
@@ -59,13 +59,10 @@ class Keeper:
         if self._thread is not None:
             self._thread.join()
 
-    def keep(self, deliveries: Iterable[Delivery]) -> None:
+    def keep(self, deliveries: Sequence[Delivery]) -> None:
         """Renew the leases of these from now on."""
-        shortest = TICK
-        for delivery in deliveries:
-            self.held.add(delivery)
-            shortest = min(shortest, delivery.lease / 3)
-        if shortest < TICK:
+        self.held.update(deliveries)
+        if any(delivery.lease < 3 * TICK for delivery in deliveries):
             self._bell.ring()
 
     def _run(self) -> None:

@@ -56,4 +56,4 @@ Outcome = Done | Failed | GivenBack | Settled
 
 def as_outcome(returned: Any) -> Outcome:
     """What a handler returned, as an outcome."""
-    return returned if isinstance(returned, Done | Failed | GivenBack | Settled) else Done(returned)
+    return returned if isinstance(returned, Outcome) else Done(returned)

@@ -10,13 +10,14 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from contextlib import suppress
+from contextvars import copy_context
 from importlib import import_module
 from queue import Empty, SimpleQueue
-from typing import Any
 
 from pgqrs.errors import HandlerTimedOut
 from pgqrs.handlers import Load
@@ -24,6 +25,8 @@ from pgqrs.hooks import Hooks
 from pgqrs.outcomes import GivenBack, Outcome
 
 Report = Callable[[Load, list[Outcome]], None]
+SLICE = 0.001
+"""Seconds after which handlers that never wait let the rest of the event loop have a turn."""
 
 
 class ThreadSlots:
@@ -76,9 +79,6 @@ class ThreadSlots:
             self._idle -= 1
             if load is None:
                 return
-            if not self._hooks:
-                self._report(load, _run(load))
-                continue
             self._hooks.before(load)
             outcomes = _run(load)
             self._hooks.after(load, outcomes)
@@ -129,7 +129,12 @@ def _run(load: Load) -> list[Outcome]:
 
 
 class LoopSlots:
-    """Tasks in an event loop: the caller's, or one in a thread of its own."""
+    """Tasks in an event loop: the caller's, or one in a thread of its own.
+
+    A task handles one load after the other, since making a task costs more than a short handler. It
+    is used again only as long as it is as good as new: not after it was cancelled, nor with what a
+    handler left in its context variables.
+    """
 
     def __init__(self, concurrency: int, report: Report, hooks: Hooks) -> None:
         self._concurrency = concurrency
@@ -138,7 +143,7 @@ class LoopSlots:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._inbox: deque[Load] = deque()
-        self._running: dict[asyncio.Task[None], Load] = {}
+        self._running: dict[asyncio.Task[None], Load | None] = {}
 
     def use(self, loop: asyncio.AbstractEventLoop | None) -> None:
         """Run them in this loop."""
@@ -180,14 +185,12 @@ class LoopSlots:
             self._thread.start()
         self._loop.call_soon_threadsafe(call)
 
+    # In the loop
+
     def _fill(self) -> None:
-        while self._inbox and len(self._running) < self._concurrency:
-            try:
-                load = self._inbox.popleft()
-            except IndexError:  # taken back meanwhile
-                return
-            task = asyncio.get_running_loop().create_task(self._work(load), name=load.job.name)
-            self._running[task] = load
+        for _ in range(min(len(self._inbox), self._concurrency - len(self._running))):
+            task = asyncio.get_running_loop().create_task(self._work())
+            self._running[task] = None
             task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
@@ -198,35 +201,57 @@ class LoopSlots:
         for task in self._running:
             task.cancel()
 
-    async def _work(self, load: Load) -> None:
-        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    def _cancel(self, task: asyncio.Task[None], load: Load) -> None:
+        if self._running.get(task) is load:  # not if it has gone on to the next
+            task.cancel()
+
+    async def _work(self) -> None:
+        task, clean = asyncio.current_task(), copy_context()
         assert task is not None
+        began = time.monotonic()
+        while not task.cancelling() and copy_context() == clean:
+            try:
+                load = self._inbox.popleft()
+            except IndexError:  # all done, or taken back
+                return
+            self._running[task] = load
+            task.set_name(load.job.name)
+            await self._handle(load, task)
+            if time.monotonic() - began > SLICE:
+                await asyncio.sleep(0)
+                began = time.monotonic()
+
+    async def _handle(self, load: Load, task: asyncio.Task[None]) -> None:
         for delivery in load.deliveries:
-            delivery.when_lost(lambda: _cancel_if_lost(loop, task, load))
+            delivery.when_lost(lambda: self._lose(task, load))
         self._hooks.before(load)
-        outcomes = await _run_async(load)
+        try:
+            if load.job.timeout is None:
+                outcomes = load.outcomes(await load.start())
+            else:
+                outcomes = await _run_in_time(load, load.job.timeout)
+        except asyncio.CancelledError:
+            # The worker leaves, or the lease is lost; then this is not heard any more.
+            outcomes = [GivenBack()] * len(load.deliveries)
+        except BaseException as exc:
+            outcomes = load.failed(exc)
         self._hooks.after(load, outcomes)
         self._report(load, outcomes)
 
+    def _lose(self, task: asyncio.Task[None], load: Load) -> None:
+        """If nobody will take the outcome of any of it: stop. From the keeper's thread."""
+        loop = task.get_loop()
+        if all(delivery.is_lost for delivery in load.deliveries):
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._cancel, task, load)
 
-def _cancel_if_lost(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any], load: Load) -> None:
-    """Nobody will take the outcome of any of it: stop."""
-    if all(delivery.is_lost for delivery in load.deliveries):
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(task.cancel)
 
-
-async def _run_async(load: Load) -> list[Outcome]:
-    timeout = asyncio.timeout(load.job.timeout)
+async def _run_in_time(load: Load, seconds: float) -> list[Outcome]:
+    timeout = asyncio.timeout(seconds)
     try:
         async with timeout:
             return load.outcomes(await load.start())
     except TimeoutError as exc:
-        if not timeout.expired() or load.job.timeout is None:
+        if not timeout.expired():
             return load.failed(exc)  # the handler's own
-        return load.failed(HandlerTimedOut(load.job.name, load.job.timeout))
-    except asyncio.CancelledError:
-        # The worker leaves, or the lease is lost; then this is not heard any more.
-        return [GivenBack()] * len(load.deliveries)
-    except BaseException as exc:
-        return load.failed(exc)
+        return load.failed(HandlerTimedOut(load.job.name, seconds))

@@ -14,7 +14,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Executor
-from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
 from functools import update_wrapper
@@ -303,14 +302,20 @@ class TaskRoute:
 
     def _job(self, wanted: Task[Any, Any]) -> Job:
         def run(delivery: Delivery) -> Outcome:
-            with _called_from(delivery):
+            token = _store_of_call.set(Store._of(delivery.database))
+            try:
                 call = wanted.decode(delivery.message)
                 return _outcome(wanted, wanted.function(*call.args, **call.kwargs))
+            finally:
+                _store_of_call.reset(token)
 
         async def run_async(delivery: Delivery) -> Outcome:
-            with _called_from(delivery):
+            token = _store_of_call.set(Store._of(delivery.database))
+            try:
                 call = wanted.decode(delivery.message)
                 return _outcome(wanted, await wanted.function(*call.args, **call.kwargs))
+            finally:
+                _store_of_call.reset(token)
 
         def run_elsewhere(delivery: Delivery) -> Outcome:
             if self._processes is None:
@@ -351,12 +356,3 @@ def _outcome(wanted: Task[Any, Any], value: Any) -> Outcome:
         return Done(wanted.encode_result(value))
     except InvalidPayload as exc:
         return Failed(exc, dead=True)  # it would be the same the next time
-
-
-@contextmanager
-def _called_from(delivery: Delivery) -> Any:
-    token = _store_of_call.set(Store._of(delivery.database))
-    try:
-        yield
-    finally:
-        _store_of_call.reset(token)

@@ -226,7 +226,7 @@ class Worker:
             and time.monotonic() < deadline
             and not self._stopping
         ):
-            time.sleep(LINGER / 5)
+            time.sleep(LINGER / 20)
 
     def _create_queues(self) -> None:
         admin = Admin(self._database)
@@ -279,7 +279,7 @@ class Worker:
         """Fill the free slots, from each queue in turn."""
         for source in list(self._sources):
             room = self._room()
-            if room <= 0:
+            if room <= 0 or self._stopping:  # in this order: who breaks the worker says so first
                 return
             asked = time.monotonic()
             if source.sleeps_at(asked):
@@ -321,10 +321,13 @@ class Worker:
         ]
         self._aboard.update(deliveries)
         self._keeper.keep(deliveries)
-        loads = list(self._loads(deliveries))
-        self._timed.update(load for load in loads if load.job.timeout and not load.job.is_async)
-        self._threads.start(load for load in loads if not load.job.is_async)
-        self._tasks.start(load for load in loads if load.job.is_async)
+        functions: list[Load] = []
+        coroutines: list[Load] = []
+        for load in self._loads(deliveries):
+            (coroutines if load.job.is_async else functions).append(load)
+        self._timed.update(load for load in functions if load.job.timeout)
+        self._threads.start(functions)
+        self._tasks.start(coroutines)
 
     def _loads(self, deliveries: Iterable[Delivery]) -> Iterator[Load]:
         batches: dict[Job, list[Delivery]] = {}
