@@ -51,6 +51,7 @@ NAMELESS = "auto-"
 """What the ids begin with that nobody has chosen, and so nobody will use again."""
 ABANDONED = 7 * 86400.0
 """Seconds after which nobody is taken to go on with a write that is not finished."""
+COPY_HEADER, COPY_TRAILER = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
 AT_ONCE = 2000
 """Groups that are looked after in one statement."""
 
@@ -212,20 +213,20 @@ def _qualified(connection: Connection, table: Table) -> str:
 
 
 def copy(
-    connection: Connection, table: Table, columns: Sequence[str], lines: Iterable[bytes]
+    connection: Connection, table: Table, columns: Sequence[str], rows: Iterable[bytes | memoryview]
 ) -> None:
-    """Stream lines of CSV into these columns. Only where the store supports it."""
+    """Stream rows in the binary format into these columns. Only where the store supports it."""
     import psycopg
 
     names = ", ".join(columns)
-    into = (
-        f"COPY {_qualified(connection, table)} ({names}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')"
-    )
+    into = f"COPY {_qualified(connection, table)} ({names}) FROM STDIN (FORMAT binary)"
     driver: Any = connection.connection.driver_connection
     try:
         with driver.cursor() as cursor, cursor.copy(into) as stream:
-            for piece in lines:
+            stream.write(COPY_HEADER)
+            for piece in rows:
                 stream.write(piece)
+            stream.write(COPY_TRAILER)
     except psycopg.DataError as exc:
         said = (exc.diag.message_primary, exc.diag.message_detail, exc.diag.context)
         problem = "; ".join(text for text in said if text)

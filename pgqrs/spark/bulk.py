@@ -1,13 +1,12 @@
 """A write in bulk: begun by one, stored part by part by many, ended by one. See `repositories.writes`.
 
 A `Bulk` says which write; it is pickled and sent to whoever stores parts, each of which opens the store
-for itself. Where rows can be streamed they are, as CSV, while they are being made.
+for itself. Where rows can be streamed they are, while they are being made.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,21 +16,20 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import csv
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Table
 from sqlalchemy.exc import IntegrityError
 
 from pgqrs.errors import InvalidArgument, WriteMismatch
 from pgqrs.models import messages, staged
 from pgqrs.repositories import writes
 from pgqrs.repositories.writes import NAMELESS, UNSTAGED, Part, Settings, Write
+from pgqrs.spark import binary
 from pgqrs.spark.options import Where
-from pgqrs.spark.rows import Limits, checked
+from pgqrs.spark.rows import TIME, Limits, checked
 from pgqrs.stores import Database, open_database
 from pgqrs.types import WriteMode
 
 ORDINARY = Settings()
-PLAIN = csv.WriteOptions(include_header=False)
 
 
 class _TooLate(Exception):
@@ -179,8 +177,9 @@ class _StreamStaged(_Storing):
 
         def work(connection: Connection) -> Part:
             counted = _Counted(batches)
-            first, lines = _lines(counted, lambda batch, start: _numbered(batch, attempt, start))
-            writes.copy(connection, staged, first, lines)
+            _stream(
+                connection, staged, counted, lambda batch, start: _numbered(batch, attempt, start)
+            )
             part = Part(number, attempt, counted.rows)
             self.record(connection, part)
             return part
@@ -253,8 +252,7 @@ class _StreamByKey(_ByKey):
             )
             now = writes.time_of(connection, self.now)
             counted = _Counted(digest.over(batches))
-            first, lines = _lines(counted, lambda batch, _: self._complete(batch, now))
-            writes.copy(connection, messages, first, lines)
+            _stream(connection, messages, counted, lambda batch, _: self._complete(batch, now))
             part = Part(number, UNSTAGED, counted.rows, digest.value)
             self.record(connection, part)
             return part, waited_for
@@ -276,24 +274,22 @@ class _StreamByKey(_ByKey):
             raise InvalidArgument("group", "messages with groups are written in the mode staged")
         bound = writes.times(self.bulk.settings, now=now)
         columns: dict[str, Any] = dict(zip(batch.schema.names, batch.columns, strict=True))
-        size, eta = batch.num_rows, columns.pop("eta", None)
-        soon = pa.repeat(pa.scalar(bound["at_once"]), size)
-        vt = pa.repeat(pa.scalar(bound["vt_at"], pa.timestamp("us", tz="UTC")), size)
-        if eta is not None:
-            soon, vt = pc.and_(soon, pc.is_null(eta)), pc.coalesce(eta, vt)
-        priority = columns.pop("priority", None)
-        given = pa.repeat(pa.scalar(bound["priority"], pa.int32()), size)
-        columns["priority"] = given if priority is None else pc.coalesce(priority, given)
-        expires = pa.repeat(pa.scalar(bound["expires_at"], pa.timestamp("us", tz="UTC")), size)
-        expiring = columns.pop("expires_at", None)
-        columns["expires_at"] = expires if expiring is None else pc.coalesce(expiring, expires)
-        return columns | {
-            "queue_id": pa.repeat(self.bulk.begun.queue_id, size),
-            "ready": soon,
-            "vt": vt,
-            "enqueued_at": pa.repeat(pa.scalar(now, pa.timestamp("us", tz="UTC")), size),
-            "read_ct": pa.repeat(0, size),
-            "released_ct": pa.repeat(0, size),
+        eta, priority = columns.pop("eta", None), columns.pop("priority", None)
+        expires = columns.pop("expires_at", None)
+        at_once = pa.scalar(bound["at_once"])
+        same = {
+            "queue_id": pa.scalar(self.bulk.begun.queue_id),
+            "enqueued_at": pa.scalar(now, TIME),
+            "read_ct": pa.scalar(0),
+            "released_ct": pa.scalar(0),
+        }
+        return {
+            **same,
+            "ready": at_once if eta is None else pc.and_(at_once, pc.is_null(eta)),
+            "vt": _or_else(eta, pa.scalar(bound["vt_at"], TIME)),
+            "priority": _or_else(priority, pa.scalar(bound["priority"], pa.int32())),
+            "expires_at": _or_else(expires, pa.scalar(bound["expires_at"], TIME)),
+            **columns,
         }
 
 
@@ -379,31 +375,30 @@ def digest_of(batches: Iterable[Any]) -> str:
     return digest.value
 
 
+def _or_else(given: Any, default: Any) -> Any:
+    return default if given is None else pc.coalesce(given, default)
+
+
 def _numbered(batch: Any, attempt: int, start: int) -> dict[str, Any]:
+    positions = pa.array(range(start, start + batch.num_rows), pa.int32())
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-    return columns | {
-        "attempt": pa.repeat(attempt, batch.num_rows),
-        "position": pa.array(range(start, start + batch.num_rows), pa.int32()),
-    }
+    return {"attempt": pa.scalar(attempt), "position": positions, **columns}
 
 
-def _lines(batches: _Counted, complete: Any) -> tuple[list[str], Iterator[bytes]]:
-    """The names of columns, and the batches as lines of CSV."""
+def _stream(connection: Connection, table: Table, batches: _Counted, complete: Any) -> None:
+    """Batches to a table, each with the columns that `complete` gives it."""
     iterator = iter(batches)
-    first = next(iterator, None)
-    if first is None:
-        return ["payload"], iter(())
+    batch = next(iterator, None)
+    if batch is None:
+        return
 
-    def lines() -> Iterator[bytes]:
-        batch = first
+    def pieces() -> Iterator[memoryview]:
+        nonlocal batch
         while batch is not None:
-            table = pa.table(complete(batch, batches.rows))
-            with io.BytesIO() as buffer:
-                csv.write_csv(table, buffer, PLAIN)
-                yield buffer.getvalue()
+            yield from binary.rows(complete(batch, batches.rows), table)
             batch = next(iterator, None)
 
-    return list(complete(first.slice(0, 0), 0)), lines()
+    writes.copy(connection, table, list(complete(batch.slice(0, 0), 0)), pieces())
 
 
 def _rows(batches: Iterable[Any], attempt: int) -> list[dict[str, Any]]:

@@ -45,8 +45,8 @@ UNPREPARED = frozenset(("26000", "42P05"))
 
 KEPT = 4
 """Connections kept at hand for single statements."""
-LARGE = 4 * 1024 * 1024
-"""Bytes: larger than what a server needs at once for a batch."""
+SOME, LARGE = 8 * 1024, 4 * 1024 * 1024
+"""Bytes: a piece, and of such pieces more than a server needs at once for a batch."""
 
 
 class PostgresDatabase(Database):
@@ -274,8 +274,8 @@ class PostgresDatabase(Database):
 
 
 def _greet(connection: Any, _record: Any) -> None:
-    """Times in UTC: then those of the driver need no converting one by one. Poolers know this setting
-    and keep it to the client that made it.
+    """Times in UTC: then those of the driver need no converting one by one. Text in UTF-8, whatever the
+    database stores. Poolers know these settings and keep them to the client that made them.
 
     Always by index: a consumer that polls an empty queue has its statements planned for an empty table,
     and keeps those plans when a hundred thousand messages arrive, until statistics are gathered. And
@@ -286,14 +286,17 @@ def _greet(connection: Any, _record: Any) -> None:
     batch goes into taking the same memory again.
     """
     cursor = connection.cursor()
-    cursor.execute(f"SELECT {PROCESS}, set_config('TimeZone', 'UTC', false)")
+    cursor.execute(
+        f"SELECT {PROCESS}, set_config('TimeZone', 'UTC', false), "
+        "set_config('client_encoding', 'UTF8', false)"
+    )
     driver = getattr(connection, "driver_connection", connection)
     if is_pooled(driver, cursor.fetchone()[0]):
         driver.prepare_threshold = None
     else:
         cursor.execute(
             "SELECT set_config('enable_seqscan', 'off', false), set_config('jit', 'off', false), "
-            f"length(repeat(' ', {LARGE}))"
+            f"octet_length(repeat(repeat(' ', {SOME}), {LARGE // SOME}))"
         )
     cursor.close()
 
