@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,8 +25,9 @@ from pgqrs.testing.postgres import postgres_dsn
 
 JARS = ("/usr/share/java/postgresql.jar", "/usr/share/java/postgresql-jdbc4.jar")
 PARTS = 2
-COLUMNS = ("id", "priority", "enqueued_at", "read_ct", "payload")
-"""What is read. JDBC is told by Spark; to a source in Python it says nothing, so the option does."""
+SOME = ("id", "priority", "enqueued_at", "read_ct", "payload")
+"""Columns, where not all are read. JDBC is told by Spark; to a source in Python it says nothing, so the
+option does."""
 PAYLOAD = "to_json(named_struct('n', id, 'text', concat('message ', id)))"
 COPY_OF_TABLE = (
     "DROP TABLE IF EXISTS jdbc_messages; "
@@ -37,7 +38,12 @@ JDBC_ROW = (
     "1L as queue_id, 0 as priority, true as ready, current_timestamp() as vt, 0 as read_ct, "
     "0 as released_ct, current_timestamp() as enqueued_at"
 )
-TARGETS = {"read": 0.9, "write (staged)": 1.5, "write (part-key)": 1.5}
+TARGETS = {
+    "read (whole rows)": 0.9,
+    "read (five columns)": 0.9,
+    "write (staged)": 1.5,
+    "write (part-key)": 1.5,
+}
 
 
 class Bench:
@@ -62,11 +68,10 @@ class Bench:
         frame = self.messages().write.format("pgqrs").mode("append")
         return timed(lambda: frame.options(url=self.dsn, queue="bench", **options).save())
 
-    def read(self) -> float:
-        frame = self.spark.read.format("pgqrs").option("url", self.dsn)
-        return self._consumed(
-            frame.option("numPartitions", PARTS).option("columns", ",".join(COLUMNS)).load()
-        )
+    def read(self, columns: Sequence[str] = ()) -> float:
+        reading = self.spark.read.format("pgqrs").option("url", self.dsn)
+        frame = reading.option("numPartitions", PARTS).option("columns", ",".join(columns)).load()
+        return consumed(frame, columns)
 
     def jdbc(self, table: str) -> dict[str, Any]:
         host = psycopg.conninfo.conninfo_to_dict(self.dsn)
@@ -85,13 +90,14 @@ class Bench:
         writing = frame.write.format("jdbc").mode("append").options(**self.jdbc("jdbc_messages"))
         return timed(lambda: writing.option("batchsize", 10_000).save())
 
-    def read_by_jdbc(self) -> float:
+    def read_by_jdbc(self, columns: Sequence[str] = ()) -> float:
         with psycopg.connect(self.dsn) as connection:
             query = "SELECT min(id), max(id) FROM pgqrs_messages"
             first, last = connection.execute(query).fetchone() or (0, 0)
         bounds = {"partitionColumn": "id", "lowerBound": first, "upperBound": last + 1}
         reading = self.spark.read.format("jdbc").options(**self.jdbc("pgqrs_messages"), **bounds)
-        return self._consumed(reading.option("fetchsize", 10_000).option("numPartitions", 2).load())
+        frame = reading.option("fetchsize", 10_000).option("numPartitions", PARTS).load()
+        return consumed(frame, columns)
 
     def write_by_copy(self) -> float:
         self.sql(f"{COPY_OF_TABLE}; CHECKPOINT")
@@ -109,12 +115,14 @@ class Bench:
 
         return timed(copy)
 
-    def read_by_copy(self) -> float:
+    def read_by_copy(self, columns: Sequence[str] = ()) -> float:
+        chosen = f"({', '.join(columns)})" if columns else ""
+
         def copy() -> None:
             with (
                 psycopg.connect(self.dsn) as connection,
                 connection.cursor() as cursor,
-                cursor.copy("COPY pgqrs_messages TO STDOUT") as stream,
+                cursor.copy(f"COPY pgqrs_messages {chosen} TO STDOUT") as stream,
                 io.BytesIO() as sink,
             ):
                 for piece in stream:
@@ -122,10 +130,11 @@ class Bench:
 
         return timed(copy)
 
-    def _consumed(self, frame: Any) -> float:
-        """All rows and columns that matter come to Spark, and are thrown away there."""
-        chosen = frame.select(*COLUMNS)
-        return timed(lambda: chosen.write.format("noop").mode("overwrite").save())
+
+def consumed(frame: Any, columns: Sequence[str]) -> float:
+    """All rows come to Spark, and are thrown away there."""
+    chosen = frame.select(*columns) if columns else frame
+    return timed(lambda: chosen.write.format("noop").mode("overwrite").save())
 
 
 def timed(action: Callable[[], Any]) -> float:
@@ -136,11 +145,14 @@ def timed(action: Callable[[], Any]) -> float:
 
 def measure(bench: Bench, rounds: int) -> dict[str, list[float]]:
     """Seconds, round by round in turn; the first round only warms up."""
+    read_by_other = bench.read_by_jdbc if bench.has_jdbc else bench.read_by_copy
     sides: dict[str, Callable[[], float]] = {
         "write (staged)": bench.write,
         "write (part-key)": lambda: bench.write(writeMode="part-key", numPartitions=PARTS),
-        "read": bench.read,
-        "base read": bench.read_by_jdbc if bench.has_jdbc else bench.read_by_copy,
+        "read (whole rows)": bench.read,
+        "base read (whole rows)": read_by_other,
+        "read (five columns)": lambda: bench.read(SOME),
+        "base read (five columns)": lambda: read_by_other(SOME),
         "base write": bench.write_by_jdbc if bench.has_jdbc else bench.write_by_copy,
     }
     found: dict[str, list[float]] = {name: [] for name in sides}
@@ -157,7 +169,8 @@ def show(found: dict[str, list[float]], rows: int, base: str) -> None:
     for column in ("", f"{base} s", "pgqrs s", "messages /s", "ratio", "wanted"):
         table.add_column(column, justify="left" if not column else "right")
     for name, target in TARGETS.items():
-        theirs, ours = median(found[f"base {name.split()[0]}"]), median(found[name])
+        others = found.get(f"base {name}", found["base write"])
+        theirs, ours = median(others), median(found[name])
         row = (f"{theirs:.2f}", f"{ours:.2f}", f"{rows / ours:,.0f}", f"{theirs / ours:.2f}")
         table.add_row(name, *row, f"{target}")
     Console().print(table)

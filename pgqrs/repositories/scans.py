@@ -179,8 +179,10 @@ def bounds(connection: Connection, scan: Scan) -> Bounds | None:
         if connection.execute(known).first() is None:
             raise QueueNotFound(scan.queue)
     id = VIEWS[scan.view].id
-    statement = select(func.min(id), func.max(id)).select_from(VIEWS[scan.view].source)
-    first, last = connection.execute(_where(statement, scan)).one()
+    statement = _where(select(func.min(id), func.max(id)), scan)
+    if statement.whereclause is not None:  # else the ends of an index tell it
+        statement = statement.select_from(VIEWS[scan.view].source)
+    first, last = connection.execute(statement).one()
     return None if first is None else Bounds(first, last)
 
 

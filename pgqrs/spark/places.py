@@ -39,6 +39,8 @@ from pgqrs.stores import Work
 T = TypeVar("T")
 ROWS = 10_000
 """Rows of a batch, where we make it."""
+BATCH_SIZE, BYTES = "adbc.postgresql.batch_size_hint_bytes", str(1024 * 1024)
+"""Of a batch, where ADBC makes it: small, so that Spark does not wait for the first."""
 KEPT = 24 * 3600.0
 """Seconds for which a downloaded object is kept."""
 
@@ -72,7 +74,10 @@ class PostgresPlace(Place):
     def _by_adbc(self, address: str, text: str, wanted: Any) -> Iterator[Any]:
         from adbc_driver_postgresql import dbapi
 
-        with dbapi.connect(address) as connection, connection.cursor() as cursor:
+        with (
+            dbapi.connect(address) as connection,
+            connection.cursor(adbc_stmt_kwargs={BATCH_SIZE: BYTES}) as cursor,
+        ):
             cursor.execute(text)
             for batch in cursor.fetch_record_batch():
                 yield conform(batch, wanted)
