@@ -85,7 +85,7 @@ def _numbers(array: Any, number: str) -> Any:
     values = whole.to_numpy()
     if pa.types.is_timestamp(array.type):
         values = values - EPOCH_US
-    cells = np.empty(len(array), dtype=[("length", ">i4"), ("value", number)])
+    cells: Any = np.empty(len(array), dtype=[("length", ">i4"), ("value", number)])
     cells["length"], cells["value"] = cells.dtype["value"].itemsize, values
     return _bytes(cells)
 

@@ -22,6 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -72,14 +73,14 @@ class PostgresPlace(Place):
         return self._by_adbc(address, text, wanted)
 
     def _by_adbc(self, address: str, text: str, wanted: Any) -> Iterator[Any]:
-        from adbc_driver_postgresql import dbapi
+        import pyarrow as pa
+        from adbc_driver_manager import AdbcConnection, AdbcStatement
 
-        with (
-            dbapi.connect(address) as connection,
-            connection.cursor(adbc_stmt_kwargs={BATCH_SIZE: BYTES}) as cursor,
-        ):
-            cursor.execute(text)
-            for batch in cursor.fetch_record_batch():
+        with AdbcConnection(_adbc(address)) as connection, AdbcStatement(connection) as statement:
+            statement.set_options(**{BATCH_SIZE: BYTES})
+            statement.set_sql_query(text)
+            found, _ = statement.execute_query()
+            for batch in pa.RecordBatchReader.from_stream(found):
                 yield conform(batch, wanted)
 
     def _by_psycopg(self, address: str, text: str, wanted: Any) -> Iterator[Any]:
@@ -89,6 +90,14 @@ class PostgresPlace(Place):
             cursor.execute(text.encode())
             while rows := cursor.fetchmany(ROWS):
                 yield from_rows(rows, wanted)
+
+
+@lru_cache(maxsize=4)
+def _adbc(address: str) -> Any:
+    """A server, as ADBC knows it: it asks for all types there are, once. Holds no connection."""
+    import adbc_driver_postgresql
+
+    return adbc_driver_postgresql.connect(address)
 
 
 @dataclass(frozen=True)

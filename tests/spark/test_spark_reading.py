@@ -8,11 +8,13 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
+import psycopg
 import pytest
 
 import pgqrs
 from pgqrs.repositories.scans import Bounds
-from pgqrs.spark.reading import ranges
+from pgqrs.spark.reading import Reader, Wanted, ranges
+from pgqrs.testing.conformance.buffering import until
 from tests.conftest import s3_client
 from tests.spark.conftest import URL_VARIABLE, install, s3_url
 
@@ -237,3 +239,15 @@ def test_ranges_are_disjoint_and_complete() -> None:
         assert found[-1].last == last
         assert all(a.last + 1 == b.first for a, b in pairwise(found))
     assert ranges(Bounds(1, 10), 3) == [(1, 3), (4, 6), (7, 10)]
+
+
+def test_a_task_that_has_read_leaves_no_connection(pg_url: str) -> None:
+    with pgqrs.Store(pg_url) as store:
+        store.producer("tasks").enqueue("a message")
+    for _ in range(2):  # what is known of the server is kept for the next task
+        reader = Reader(Wanted.of({"url": pg_url}))
+        (part,) = reader.partitions()
+        assert [batch.num_rows for batch in reader.read(part)] == [1]
+    with psycopg.connect(pg_url, autocommit=True) as connection:
+        query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        until(lambda: connection.execute(query).fetchone() == (1,))  # a server takes leave slowly
