@@ -146,10 +146,10 @@ def _pieces(endings: Iterable[Ending]) -> Iterator[list[Ending]]:
     alike: dict[object, list[Ending]] = {}
     for ending in endings:
         alike.setdefault(_kind(ending), []).append(ending)
-    for endings in alike.values():
+    for some in alike.values():
         piece: dict[int, Ending] = {}
         room = MOST_TEXT
-        for ending in endings:
+        for ending in some:
             id, size = ending.delivery.message.id, len(ending.text or "")
             # A message that was claimed twice by this worker ends twice, one of them in vain.
             if piece and (id in piece or size > room or len(piece) == MOST_AT_ONCE):
