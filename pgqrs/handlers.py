@@ -55,7 +55,7 @@ class Delivery:
         self.state: dict[Any, Any] = {}
         self._ended = threading.Lock()
         self._lost = False
-        self._when_lost: tuple[Callable[[], object], ...] = ()
+        self._when_lost: list[Callable[[], object]] = []
 
     @property
     def is_lost(self) -> bool:
@@ -66,14 +66,14 @@ class Delivery:
 
     def when_lost(self, call: Callable[[], object]) -> None:
         """Call this, from another thread, when the lease is lost; at once if it is."""
-        self._when_lost += (call,)
+        self._when_lost.append(call)
         if self._lost:
             call()
 
     def lose(self) -> None:
         """The lease is lost."""
         self._lost = True
-        for call in self._when_lost:
+        for call in list(self._when_lost):
             call()
 
     def end(self) -> bool:

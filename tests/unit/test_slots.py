@@ -65,7 +65,8 @@ def test_short_coroutines_share_a_task_and_long_ones_do_not_keep_others_waiting(
         tasks.append(asyncio.current_task())
 
     async def slow(message: Any) -> None:
-        await asyncio.sleep(0.01)
+        while len(tasks) < 5:
+            await asyncio.sleep(0.001)
 
     asyncio.run(outcomes_of(slow, *[quick] * 5, concurrency=2))
     assert len(set(tasks)) == 1
@@ -102,13 +103,19 @@ def test_losing_a_lease_cancels_that_coroutine_only() -> None:
     async def wait(message: Any) -> None:
         await asyncio.sleep(3600)
 
+    losing: list[Load] = []
+
     async def answer(message: Any) -> str:
-        await asyncio.sleep(0.05)
+        while not losing:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
         return "fine"
 
     def lose(slots: LoopSlots) -> None:
         [first, _] = [load for load in slots._running.values() if load is not None]
         first.deliveries[0].lose()
+        losing.append(first)
 
     ended = asyncio.run(outcomes_of(wait, answer, concurrency=2, meanwhile=lose))
-    assert ended == [GivenBack(), Done("fine")]
+    assert Done("fine") in ended
+    assert GivenBack() in ended
