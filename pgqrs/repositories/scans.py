@@ -2,12 +2,13 @@
 
 A *view* of a table has the table's columns, but for a queue's id its name. A `Scan` says which of its
 columns and rows are wanted. It ends as SQL text with its values in it: whoever runs it may use another
-driver, or another host.
+driver, or another host. Queues are few, and rows are many: a statement selects their ids, and whoever
+runs it is told their names beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -43,6 +44,8 @@ class Kind(StrEnum):
     SECONDS = "seconds"
     TEXT = "text"
     JSON = "json"
+    QUEUE = "queue"
+    """The id of a queue, which stands for its name."""
 
 
 class View(NamedTuple):
@@ -51,6 +54,7 @@ class View(NamedTuple):
     columns: Mapping[str, ColumnElement[Any]]
     source: FromClause
     id: Column[Any]
+    queue_id: Column[Any]
     time: Column[Any]
     """What `since` and `until` are about."""
 
@@ -95,15 +99,28 @@ def _in_queue(table: Any) -> FromClause:
 _run_of_step = workflow_steps.join(workflows, workflow_steps.c.workflow_id == workflows.c.id)
 
 VIEWS = {
-    "messages": View(_shown(messages), _in_queue(messages), messages.c.id, messages.c.enqueued_at),
-    "archive": View(_shown(archive), _in_queue(archive), archive.c.id, archive.c.archived_at),
+    "messages": View(
+        _shown(messages),
+        _in_queue(messages),
+        messages.c.id,
+        messages.c.queue_id,
+        messages.c.enqueued_at,
+    ),
+    "archive": View(
+        _shown(archive), _in_queue(archive), archive.c.id, archive.c.queue_id, archive.c.archived_at
+    ),
     "workflows": View(
-        _shown(workflows), _in_queue(workflows), workflows.c.id, workflows.c.created_at
+        _shown(workflows),
+        _in_queue(workflows),
+        workflows.c.id,
+        workflows.c.queue_id,
+        workflows.c.created_at,
     ),
     "steps": View(
         _shown(workflow_steps) | {"workflow": workflows.c.name, "queue": queues.c.queue_name},
         _run_of_step.outerjoin(queues, workflows.c.queue_id == queues.c.id),
         workflow_steps.c.id,
+        workflows.c.queue_id,
         workflow_steps.c.started_at,
     ),
 }
@@ -125,6 +142,8 @@ def kinds(view: str) -> dict[str, Kind]:
 
 
 def _kind(column: ColumnElement[Any]) -> Kind:
+    if column is queues.c.queue_name:
+        return Kind.QUEUE
     return next((kind for type_, kind in KINDS if isinstance(column.type, type_)), Kind.TEXT)
 
 
@@ -148,7 +167,8 @@ def can_compare(view: str, condition: Condition) -> bool:
         return False
     if condition.operator == "null":
         return True
-    return kind is not Kind.JSON and (kind is not Kind.TEXT or condition.operator in ("=", "in"))
+    is_text = kind in (Kind.TEXT, Kind.QUEUE)
+    return kind is not Kind.JSON and (not is_text or condition.operator in ("=", "in"))
 
 
 def _where(statement: Select[Any], scan: Scan) -> Select[Any]:
@@ -189,18 +209,54 @@ def bounds(connection: Connection, scan: Scan) -> Bounds | None:
 def statement(scan: Scan, within: Bounds) -> Select[Any]:
     """The wanted rows with these ids, each column in the form that `Kind` says: JSON as text."""
     view = VIEWS[scan.view]
-    chosen = [_plain(name, view.columns[name]) for name in scan.columns]
+    chosen = [_plain(view, name).label(name) for name in scan.columns]
+    # Databases leave the join out if nothing is asked of it.
     found = select(*chosen).select_from(view.source)
     return _where(found, scan).where(view.id >= within.first, view.id <= within.last)
 
 
-def _plain(name: str, column: ColumnElement[Any]) -> ColumnElement[Any]:
+def _plain(view: View, name: str) -> ColumnElement[Any]:
+    column = view.columns[name]
     kind = _kind(column)
+    if kind is Kind.QUEUE:
+        return view.queue_id
     if kind is Kind.JSON:
-        column = cast(column, Text())
-    elif kind is Kind.INT:
-        column = cast(column, Integer())
-    return column.label(name)
+        return cast(column, Text())
+    return cast(column, Integer()) if kind is Kind.INT else column
+
+
+def queue_names(connection: Connection) -> dict[int, str]:
+    """The names of all queues by their ids."""
+    found = connection.execute(select(queues.c.id, queues.c.queue_name))
+    return {row.id: row.queue_name for row in found}
+
+
+USUAL: dict[str, int | None] = {
+    **{
+        name: None
+        for view in VIEWS.values()
+        for name, column in view.columns.items()
+        if column.nullable
+    },
+    **dict.fromkeys(("priority", "read_ct", "released_ct", "blocked"), 0),
+}
+"""What most rows have in a column, of whatever view: nothing where it may be empty."""
+UNUSUAL = "unusual"
+
+
+def packed(text: str, columns: Sequence[str]) -> str:
+    """The same rows from PostgreSQL. All columns that have a usual value are one, which comes last: a
+    record in the binary format, or NULL where all of them have it.
+    """
+    names = [name for name in columns if name in USUAL]
+    if not names:
+        return text
+    others = [name for name in columns if name not in USUAL]
+    usual = " AND ".join(
+        f"{name} IS NULL" if USUAL[name] is None else f"{name} = {USUAL[name]}" for name in names
+    )
+    record = f"CASE WHEN {usual} THEN NULL ELSE record_send(ROW({', '.join(names)})) END"
+    return f"SELECT {', '.join([*others, record])} AS {UNUSUAL} FROM ({text}) AS plain"
 
 
 def text(statement: Select[Any], dialect: Any, *, schema: str | None = None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +18,7 @@ TYPES = {
     Kind.SECONDS: pa.float64(),
     Kind.TEXT: pa.string(),
     Kind.JSON: pa.string(),
+    Kind.QUEUE: pa.int64(),
 }
 
 
@@ -35,6 +36,13 @@ def conform(batch: Any, wanted: Any) -> Any:
         for column, field in zip(batch.columns, wanted, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=wanted)
+
+
+def with_names(batch: Any, column: str, names: Mapping[int, str]) -> Any:
+    """The same batch with names in a column of ids; where there is none, nothing."""
+    place = batch.schema.get_field_index(column)
+    found = pc.index_in(batch.column(place), pa.array(names.keys(), pa.int64()))
+    return batch.set_column(place, column, pa.array(names.values(), pa.string()).take(found))
 
 
 def from_rows(rows: Sequence[Sequence[Any]], wanted: Any) -> Any:

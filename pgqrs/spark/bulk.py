@@ -26,6 +26,7 @@ from pgqrs.repositories.writes import NAMELESS, UNSTAGED, Part, Settings, Write
 from pgqrs.spark import binary
 from pgqrs.spark.options import Where
 from pgqrs.spark.rows import TIME, Limits, checked
+from pgqrs.spark.workers import settle
 from pgqrs.stores import Database, open_database
 from pgqrs.types import WriteMode
 
@@ -150,6 +151,7 @@ def _opened(where: Where) -> Iterator[Database]:
         yield database
     finally:
         database.close()
+    settle()
 
 
 class _Storing:

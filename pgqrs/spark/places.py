@@ -32,8 +32,12 @@ from sqlalchemy import NullPool, create_engine
 from pgqrs import schema
 from pgqrs.config import Config, S3Settings
 from pgqrs.errors import ConflictError, InvalidArgument
-from pgqrs.spark.arrow import conform, from_rows
+from pgqrs.repositories import scans
+from pgqrs.repositories.scans import Kind
+from pgqrs.spark.arrow import arrow_schema, conform, from_rows
 from pgqrs.spark.options import Where
+from pgqrs.spark.packed import unpacked
+from pgqrs.spark.workers import settle
 from pgqrs.store import Store
 from pgqrs.stores import Work
 
@@ -55,17 +59,24 @@ class Place(ABC):
     def look(self, work: Work[T]) -> T:
         """Run a work that reads, to plan what is to be read."""
         with Store(self.where.config()) as store:
-            return store.read(work)
+            found = store.read(work)
+        settle()
+        return found
+
+    def batches(self, text: str, columns: dict[str, Kind]) -> Iterator[Any]:
+        """What a statement returns, as Arrow batches with these columns."""
+        yield from self.read(text, arrow_schema(columns))
+        settle()
 
     @abstractmethod
-    def batches(self, text: str, wanted: Any) -> Iterator[Any]:
+    def read(self, text: str, wanted: Any) -> Iterator[Any]:
         """What a statement returns, as Arrow batches of the wanted schema."""
 
 
 class PostgresPlace(Place):
     """A PostgreSQL server."""
 
-    def batches(self, text: str, wanted: Any) -> Iterator[Any]:
+    def read(self, text: str, wanted: Any) -> Iterator[Any]:
         url = self.where.config().url.set(drivername="postgresql")
         address = url.render_as_string(hide_password=False)
         if find_spec("adbc_driver_postgresql") is None:
@@ -78,10 +89,10 @@ class PostgresPlace(Place):
 
         with AdbcConnection(_adbc(address)) as connection, AdbcStatement(connection) as statement:
             statement.set_options(**{BATCH_SIZE: BYTES})
-            statement.set_sql_query(text)
+            statement.set_sql_query(scans.packed(text, wanted.names))
             found, _ = statement.execute_query()
             for batch in pa.RecordBatchReader.from_stream(found):
-                yield conform(batch, wanted)
+                yield conform(unpacked(batch, wanted), wanted)
 
     def _by_psycopg(self, address: str, text: str, wanted: Any) -> Iterator[Any]:
         import psycopg
@@ -106,7 +117,7 @@ class SqlitePlace(Place):
 
     path: str
 
-    def batches(self, text: str, wanted: Any) -> Iterator[Any]:
+    def read(self, text: str, wanted: Any) -> Iterator[Any]:
         with closing(self.connect()) as connection:
             cursor = connection.execute(text)
             while rows := cursor.fetchmany(ROWS):
@@ -129,7 +140,9 @@ class S3Place(SqlitePlace):
         engine = create_engine("sqlite://", creator=self.connect, poolclass=NullPool)
         with engine.connect() as connection:
             schema.verify(connection)
-            return work(connection)
+            found = work(connection)
+        settle()
+        return found
 
     def connect(self) -> sqlite3.Connection:
         # It never changes, whatever its header says of a log beside it.

@@ -31,7 +31,7 @@ from sqlalchemy import Connection
 from pgqrs.errors import InvalidArgument
 from pgqrs.repositories import scans
 from pgqrs.repositories.scans import Bounds, Condition, Kind, Scan
-from pgqrs.spark.arrow import arrow_schema
+from pgqrs.spark.arrow import with_names
 from pgqrs.spark.options import Options, Where
 from pgqrs.spark.places import Place, place_of
 
@@ -46,6 +46,7 @@ TYPES: dict[Kind, DataType] = {
     Kind.SECONDS: DoubleType(),
     Kind.TEXT: StringType(),
     Kind.JSON: StringType(),
+    Kind.QUEUE: StringType(),
 }
 
 
@@ -105,15 +106,17 @@ def _list(names: Iterable[str]) -> str:
 
 
 class Part(InputPartition):
-    """A range of ids: where it is, and the statement that reads it. Without one there is nothing.
+    """A range of ids: where it is, the statement that reads it, and the names of the queues it may be
+    of. Without a statement there is nothing.
 
     All that is known from planning is in here: Spark pickles the reader before it plans.
     """
 
-    def __init__(self, place: Place, statement: str | None) -> None:
+    def __init__(self, place: Place, statement: str | None, queues: dict[int, str]) -> None:
         super().__init__(None)
         self.place = place
         self.statement = statement
+        self.queues = queues
 
 
 class Reader(DataSourceReader):
@@ -125,27 +128,31 @@ class Reader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Ranges of ids, each with its statement."""
         place = place_of(self._wanted.where)
-        statements = place.look(self._statements)
-        return [Part(place, statement) for statement in statements or [None]]
+        statements, queues = place.look(self._plan)
+        if not statements:
+            return [Part(place, None, queues)]
+        return [Part(place, statement, queues) for statement in statements]
 
-    def _statements(self, connection: Connection) -> list[str | None]:
+    def _plan(self, connection: Connection) -> tuple[list[str], dict[int, str]]:
         scan, schema = self._wanted.scan, self._wanted.where.config().schema
         bounds = scans.bounds(connection, scan)
         if bounds is None:
-            return []
-        return [
+            return [], {}
+        statements = [
             scans.text(scans.statement(scan, part), connection.dialect, schema=schema)
             for part in ranges(bounds, self._wanted.partitions)
         ]
+        return statements, scans.queue_names(connection) if "queue" in scan.columns else {}
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of a range."""
         assert isinstance(partition, Part)
         if partition.statement is None:
-            return iter(())
+            return
         kinds = scans.kinds(self._wanted.scan.view)
         columns = {name: kinds[name] for name in self._wanted.scan.columns}
-        return partition.place.batches(partition.statement, arrow_schema(columns))
+        for batch in partition.place.batches(partition.statement, columns):
+            yield with_names(batch, "queue", partition.queues) if "queue" in columns else batch
 
 
 class FilteringReader(Reader):

@@ -23,9 +23,10 @@ PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 
 def schema(options: Mapping[str, str]) -> StructType:
     """The columns of what the options name."""
-    from pgqrs.spark import reading, streaming
+    from pgqrs.spark import reading, streaming, workers
 
     wanted = streaming.Wanted if streaming.is_stream(options) else reading.Wanted
+    workers.settle()
     return wanted.of(options).schema
 
 

@@ -29,7 +29,6 @@ from pgqrs.errors import InvalidArgument
 from pgqrs.repositories import scans, streams, tails
 from pgqrs.repositories.expressions import Holds
 from pgqrs.repositories.scans import Bounds, Kind
-from pgqrs.spark.arrow import arrow_schema
 from pgqrs.spark.options import Options, Where
 from pgqrs.spark.places import place_of
 from pgqrs.spark.reading import TYPES, ranges
@@ -160,7 +159,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, Part)
         columns = {name: COLUMNS[name] for name in self._wanted.columns}
         # Of an object in a bucket, as it is now: nothing that belongs to the batch is gone since.
-        return place_of(partition.where).batches(partition.statement, arrow_schema(columns))
+        return place_of(partition.where).batches(partition.statement, columns)
 
     def stop(self) -> None:
         """Let go of the connections."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from datetime import UTC, datetime, timedelta
@@ -9,10 +10,14 @@ from itertools import pairwise
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 import pgqrs
 from pgqrs.repositories.scans import Bounds
+from pgqrs.spark import workers
+from pgqrs.spark.arrow import with_names
+from pgqrs.spark.places import PostgresPlace
 from pgqrs.spark.reading import Reader, Wanted, ranges
 from pgqrs.testing.conformance.buffering import until
 from tests.conftest import s3_client
@@ -122,19 +127,59 @@ def test_filters_are_done_by_the_database(spark: Any, pg_url: str, capsys: Any) 
     assert "tasks" not in plan  # nothing is left of it for Spark to do
 
 
-def test_reading_without_adbc(spark: Any, pg_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pgqrs.spark.places import PostgresPlace
-    from pgqrs.spark.reading import Reader, Wanted
-
+@pytest.mark.parametrize("kinds", ["usual", "unusual", "both"])
+@pytest.mark.parametrize("table", ["messages", "archive"])
+def test_adbc_reads_what_psycopg_reads(
+    pg_url: str, table: str, kinds: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pgqrs.Store(pg_url) as store:
-        store.producer("tasks").enqueue_many([{"n": n} for n in range(30)], headers={"a": "ü"})
-    reader = Reader(Wanted.of({"url": pg_url}))
+        for _ in range(3):
+            fill(store, usual=kinds != "unusual", unusual=kinds != "usual")
+    reader = Reader(Wanted.of({"url": pg_url, "table": table, "numPartitions": "1"}))
     (part,) = reader.partitions()
     by_adbc = [row for batch in reader.read(part) for row in batch.to_pylist()]
     monkeypatch.setattr(PostgresPlace, "_by_adbc", PostgresPlace._by_psycopg)
     by_psycopg = [row for batch in reader.read(part) for row in batch.to_pylist()]
     assert by_adbc == by_psycopg
-    assert len(by_adbc) == 30
+    assert by_adbc
+    assert by_adbc[0]["queue"] == "tasks"
+
+
+def fill(store: pgqrs.Store, *, usual: bool, unusual: bool) -> None:
+    """Messages, and as many that have ended, that are as most are, or in all ways different."""
+    with store.producer("tasks") as producer, store.consumer("tasks") as consumer:
+        if usual:
+            producer.enqueue_many(range(50))
+            consumer.ack_many(consumer.dequeue(25))
+        if unusual:
+            producer.enqueue_many(range(4), headers={"a": "ü"}, priority=3, ttl=60)
+            producer.enqueue("grouped", group="größer", key="k", unique=None, delay=60)
+            first, *_, last = consumer.dequeue(3)
+            consumer.ack(first, result={"text": "a 'quoted' one"})
+            consumer.fail(last, "bad", dead=True)
+
+
+def test_a_queue_that_is_gone_has_no_name() -> None:
+    ids = pa.array([1, 2, None, 1], pa.int64())
+    batch = pa.RecordBatch.from_arrays([ids, ids], ["queue", "id"])
+    named = with_names(batch, "queue", {1: "tasks"})
+    assert named.to_pydict() == {"queue": ["tasks", None, None, "tasks"], "id": ids.to_pylist()}
+
+
+def test_what_a_worker_of_spark_has_imported_is_put_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = gc.get_freeze_count()
+    workers.settle.__wrapped__()
+    assert gc.get_freeze_count() == before  # this process is not Spark's
+    monkeypatch.setattr(workers, "is_worker", lambda: True)
+    try:
+        workers.settle.__wrapped__()
+        assert gc.get_freeze_count() > before
+    finally:
+        gc.unfreeze()
+
+
+def test_workers_of_spark_know_what_they_are(spark: Any) -> None:
+    assert spark.sparkContext.range(1).map(lambda _: workers.is_worker()).collect() == [True]
 
 
 def test_the_schema_of_postgres(spark: Any, pg_url: str) -> None:
@@ -194,7 +239,6 @@ def test_schemas_that_cannot_be(spark: Any, sqlite_database: str) -> None:
 
 
 def test_an_object_stays_what_it_was_when_the_read_was_planned(spark: Any, moto: str) -> None:
-    from pgqrs.spark.reading import Reader, Wanted
 
     url = s3_url(moto)
     install(url)
@@ -216,7 +260,6 @@ def test_an_object_stays_what_it_was_when_the_read_was_planned(spark: Any, moto:
 def test_an_object_that_has_versions(spark: Any, moto: str) -> None:
     from pgqrs.config import Config, S3Settings
     from pgqrs.spark.places import _cached
-    from pgqrs.spark.reading import Reader, Wanted
 
     client = s3_client(moto)
     client.create_bucket(Bucket="versions")
