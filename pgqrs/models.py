@@ -31,7 +31,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from pgqrs.sqltypes import BigId, EnumText, Flag, Json, Seconds, Small, UTCDateTime, Whole
+from pgqrs.sqltypes import BigId, EnumText, Flag, Json, Seconds, Small, UTCDateTime, Whole, many
 from pgqrs.types import (
     ArchiveReason,
     EventKind,
@@ -446,20 +446,21 @@ class WritePart(Base):
     stored_at: Mapped[datetime] = mapped_column(UTCDateTime)
 
 
-# Rows that nobody looks for one by one: no key, and no index to slow down writing.
+# Nobody looks for these one by one: no key, and no index to slow down writing. Where there are arrays a
+# row is many messages, from that position on: it costs little to write, to put in order, and to delete.
 staged = Table(
     "pgqrs_staged",
     Base.metadata,
     Column("attempt", BigId, nullable=False),
     Column("position", Whole, nullable=False),
-    Column("priority", Small),
-    Column("eta", UTCDateTime),
-    Column("expires_at", UTCDateTime),
-    Column("dedup_key", Text),
-    Column("group_key", Text),
-    Column("codec", Text),
-    Column("headers", Json),
-    Column("payload", Json, nullable=False),
+    Column("priority", many(Small)),
+    Column("eta", many(UTCDateTime())),
+    Column("expires_at", many(UTCDateTime())),
+    Column("dedup_key", many(Text())),
+    Column("group_key", many(Text())),
+    Column("codec", many(Text())),
+    Column("headers", many(Json())),
+    Column("payload", many(Json()), nullable=False),
     sqlite_strict=True,
 )
 

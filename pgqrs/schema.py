@@ -254,6 +254,13 @@ def leave_unlogged(op: Operations, table: str) -> None:
         op.execute(text(f"ALTER TABLE {_qualified(op, table)} SET UNLOGGED"))
 
 
+def leave_uncompressed(op: Operations, table: str, column: str) -> None:
+    """Store large values as they are: compressing costs more than it saves where they do not stay."""
+    if op.get_context().dialect.name == "postgresql":
+        name = _qualified(op, table)
+        op.execute(text(f"ALTER TABLE {name} ALTER COLUMN {column} SET STORAGE EXTERNAL"))
+
+
 def _qualified(op: Operations, table: str) -> str:
     schema = schema_of(op)
     if schema is None:

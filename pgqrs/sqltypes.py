@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import (
+    ARRAY,
     REAL,
     BigInteger,
     Boolean,
@@ -151,3 +152,8 @@ class EnumText(TypeDecorator[StrEnum]):
 
     def process_result_value(self, value: Any, dialect: Dialect) -> StrEnum | None:
         return None if value is None else self.words(value)
+
+
+def many(kind: TypeEngine[Any]) -> TypeEngine[Any]:
+    """Many values where there are arrays, and one where there are not."""
+    return kind.with_variant(ARRAY(kind), "postgresql")

@@ -21,11 +21,14 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import (
     Connection,
+    Select,
     Table,
+    Text,
     and_,
     bindparam,
     case,
     cast,
+    column,
     delete,
     exists,
     func,
@@ -33,6 +36,7 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
+    true,
     update,
 )
 
@@ -42,7 +46,7 @@ from pgqrs.repositories import groups
 from pgqrs.repositories.expressions import at, moment, per_dialect, texts
 from pgqrs.repositories.groups import BY_GROUP, UNBLOCKED
 from pgqrs.repositories.messages import QUEUE
-from pgqrs.sqltypes import BigId, Flag
+from pgqrs.sqltypes import BigId, Flag, UTCDateTime
 from pgqrs.types import WriteMode
 
 UNSTAGED = 0
@@ -244,41 +248,71 @@ def put(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
 _attempts = texts("attempts")
 _chosen = select(cast(_attempts.c.value, BigId)).scalar_subquery()
 _default_priority = bindparam("priority", type_=messages.c.priority.type)
-_values: dict[str, Any] = {
-    "queue_id": bindparam("in_queue", type_=BigId),
-    "payload": staged.c.payload,
-    "headers": staged.c.headers,
-    "codec": staged.c.codec,
-    "dedup_key": staged.c.dedup_key,
-    "group_key": staged.c.group_key,
-    "priority": func.coalesce(staged.c.priority, _default_priority),
-    "ready": and_(
-        bindparam("at_once", type_=Flag()), staged.c.eta.is_(None), staged.c.group_key.is_(None)
-    ),
-    "vt": func.coalesce(staged.c.eta, moment("vt")),
-    "enqueued_at": moment("now"),
-    "expires_at": func.coalesce(staged.c.expires_at, moment("expires")),
-    "read_ct": literal_column("0"),
-    "released_ct": literal_column("0"),
-    "blocked": case((staged.c.group_key.is_(None), UNBLOCKED), else_=BY_GROUP),
-}
-_of_write = write_parts.c.write_id == bindparam("this_write")
-_INSERT = (
-    insert(messages)
-    .from_select(
-        list(_values),
-        select(*_values.values())
-        .join_from(_attempts, staged, staged.c.attempt == cast(_attempts.c.value, BigId))
-        .order_by(_attempts.c.position, staged.c.position),
-    )
-    .execution_options(preserve_rowcount=True)
+
+
+def _values(rows: Any) -> dict[str, Any]:
+    """Messages made of what is staged."""
+    return {
+        "queue_id": bindparam("in_queue", type_=BigId),
+        "payload": rows.payload,
+        "headers": rows.headers,
+        "codec": rows.codec,
+        "dedup_key": rows.dedup_key,
+        "group_key": rows.group_key,
+        "priority": func.coalesce(rows.priority, _default_priority),
+        "ready": and_(
+            bindparam("at_once", type_=Flag()), rows.eta.is_(None), rows.group_key.is_(None)
+        ),
+        "vt": func.coalesce(rows.eta, moment("vt")),
+        "enqueued_at": moment("now"),
+        "expires_at": func.coalesce(rows.expires_at, moment("expires")),
+        "read_ct": literal_column("0"),
+        "released_ct": literal_column("0"),
+        "blocked": case((rows.group_key.is_(None), UNBLOCKED), else_=BY_GROUP),
+    }
+
+
+_IN_ORDER = (
+    select(*staged.c)
+    .join_from(_attempts, staged, staged.c.attempt == cast(_attempts.c.value, BigId))
+    .order_by(_attempts.c.position, staged.c.position)
 )
-_GROUPS = (
-    select(staged.c.group_key)
+_of_write = write_parts.c.write_id == bindparam("this_write")
+
+
+def _insert(rows: Any, chosen: Select[Any]) -> Any:
+    values = _values(rows)
+    found = chosen.with_only_columns(*values.values())
+    return (
+        insert(messages).from_select(list(values), found).execution_options(preserve_rowcount=True)
+    )
+
+
+def _insert_unfolded() -> Any:
+    """Where a row is many messages. Sorting rows before they are unfolded sorts the messages."""
+    many = _IN_ORDER.subquery("many")
+    names = [column.name for column in staged.c if column.name not in ("attempt", "position")]
+    kinds = {"eta": UTCDateTime(), **{column.name: column.type for column in messages.c}}
+    unfolded = (
+        func.unnest(*(many.c[name] for name in names))
+        .table_valued(*(column(name, kinds[name]) for name in names), name="unfolded")
+        .render_derived()
+    )
+    return _insert(unfolded.c, select(unfolded).select_from(many.join(unfolded, true())))
+
+
+_INSERT = {"postgresql": _insert_unfolded(), "sqlite": _insert(staged.c, _IN_ORDER)}
+_key = {
+    "postgresql": func.unnest(staged.c.group_key, type_=Text()),
+    "sqlite": staged.c.group_key,
+}
+_GROUPS = {
+    dialect: select(key.label("name"))
     .distinct()
     .where(staged.c.attempt.in_(_chosen), staged.c.group_key.is_not(None))
-    .order_by(staged.c.group_key)
-)
+    .order_by("name")
+    for dialect, key in _key.items()
+}
 _COUNT = select(
     func.count(write_parts.c.part.distinct()),
     func.count(),
@@ -301,9 +335,7 @@ _FINISH = (
 
 def _plan_large_postgres(connection: Connection) -> None:
     """For one transaction over a whole table, unlike all others of ours."""
-    connection.exec_driver_sql(
-        "SELECT set_config('enable_seqscan', 'on', true), set_config('work_mem', '128MB', true)"
-    )
+    connection.exec_driver_sql("SELECT set_config('enable_seqscan', 'on', true)")
 
 
 _plan_large: Callable[..., None] = per_dialect(
@@ -367,13 +399,14 @@ def _add(
     now: datetime | None,
 ) -> None:
     """Move what is staged into the queue."""
-    names = connection.execute(_GROUPS, bound).scalars().all()
+    dialect = connection.dialect.name
+    names = [name for name in connection.execute(_GROUPS[dialect], bound).scalars() if name]
     some = [names[first : first + AT_ONCE] for first in range(0, len(names), AT_ONCE)]
     for piece in some:
         groups.lock(connection, queue_id, piece)
     # Worked out once, and not for each row.
     values = bound | times(settings, now=time_of(connection, now)) | {"in_queue": queue_id}
-    added = connection.execute(_INSERT, values).rowcount
+    added = connection.execute(_INSERT[dialect], values).rowcount
     if added != expected:
         raise WriteMismatch(
             bound["this_write"], f"of {expected} staged messages {added} are left; write them again"

@@ -30,21 +30,24 @@ EPOCH_US = int(EPOCH.timestamp()) * 1_000_000
 
 
 class Wire(NamedTuple):
-    """How a type is sent: as a number, or else as text after a prefix."""
+    """How a type is sent: as a number, or else as text after a prefix; and by which number the server
+    knows the type.
+    """
 
+    oid: int
     arrow: Any
     number: str | None = None
     prefix: bytes = b""
 
 
 WIRES = {
-    "BIGINT": Wire(pa.int64(), ">i8"),
-    "INTEGER": Wire(pa.int32(), ">i4"),
-    "SMALLINT": Wire(pa.int16(), ">i2"),
-    "BOOLEAN": Wire(pa.bool_(), ">i1"),
-    "TIMESTAMP WITH TIME ZONE": Wire(pa.timestamp("us", tz="UTC"), ">i8"),
-    "TEXT": Wire(pa.string()),
-    "JSONB": Wire(pa.string(), prefix=b"\x01"),  # the version of the format
+    "BIGINT": Wire(20, pa.int64(), ">i8"),
+    "INTEGER": Wire(23, pa.int32(), ">i4"),
+    "SMALLINT": Wire(21, pa.int16(), ">i2"),
+    "BOOLEAN": Wire(16, pa.bool_(), ">i1"),
+    "TIMESTAMP WITH TIME ZONE": Wire(1184, pa.timestamp("us", tz="UTC"), ">i8"),
+    "TEXT": Wire(25, pa.string()),
+    "JSONB": Wire(3802, pa.string(), prefix=b"\x01"),  # the version of the format
 }
 
 
@@ -61,7 +64,22 @@ def rows(columns: Mapping[str, Any], table: Table) -> Iterator[memoryview]:
         yield _joined([struct.pack(">h", len(columns)), *_cells({**columns, **piece}, table)])
 
 
+def folded(columns: Mapping[str, Any], table: Table) -> Iterator[memoryview]:
+    """The same as one row, in which an array is the value of a column that holds many."""
+    pieces: list[Any] = [struct.pack(">h", len(columns))]
+    for name, cells in zip(columns, _cells(columns, table), strict=True):
+        if isinstance(cells, bytes):
+            pieces.append(cells)
+            continue
+        elements = _data(cells)
+        # One dimension, in which there may be NULLs, of this type, so many, the first of which is 1.
+        head = struct.pack(">iiIii", 1, 1, _wire(table.c[name]).oid, len(cells), 1)
+        pieces += [struct.pack(">i", len(head) + len(elements)), head, elements]
+    yield memoryview(b"".join(pieces))
+
+
 def _cells(columns: Mapping[str, Any], table: Table) -> Iterator[Any]:
+    """Of each column: an array of cells, or the one that all rows have."""
     for name, column in columns.items():
         wire = _wire(table.c[name])
         if isinstance(column, pa.Array):
@@ -72,7 +90,8 @@ def _cells(columns: Mapping[str, Any], table: Table) -> Iterator[Any]:
 
 @cache
 def _wire(column: Any) -> Wire:
-    return WIRES[column.type.compile(dialect=postgresql.dialect())]  # type: ignore[no-untyped-call]
+    name = column.type.compile(dialect=postgresql.dialect())  # type: ignore[no-untyped-call]
+    return WIRES[name.removesuffix("[]")]
 
 
 def _cells_of(array: Any, wire: Wire) -> Any:
@@ -111,8 +130,11 @@ def _joined(cells: list[Any]) -> memoryview:
             together[-1] += cell
         else:
             together.append(cell)
-    joined = pc.binary_join_element_wise(*together, NOTHING)
-    _, offsets, data = joined.buffers()
+    return _data(pc.binary_join_element_wise(*together, NOTHING))
+
+
+def _data(array: Any) -> memoryview:
+    """The bytes of all elements, one after the other."""
+    _, offsets, data = array.buffers()
     ends = np.frombuffer(offsets, np.int32)
-    first, last = ends[joined.offset], ends[joined.offset + len(joined)]
-    return memoryview(data)[first:last]
+    return memoryview(data)[ends[array.offset] : ends[array.offset + len(array)]]

@@ -31,6 +31,8 @@ from pgqrs.stores import Database, open_database
 from pgqrs.types import WriteMode
 
 ORDINARY = Settings()
+FOLDED, FOLDED_BYTES = 1000, 4 * 1024 * 1024
+"""Messages that are staged as one row, and about how many bytes."""
 
 
 class _TooLate(Exception):
@@ -178,9 +180,13 @@ class _StreamStaged(_Storing):
         attempt = new_attempt()
 
         def work(connection: Connection) -> Part:
-            counted = _Counted(batches)
+            counted = _Counted(_pieces(batches))
             _stream(
-                connection, staged, counted, lambda batch, start: _numbered(batch, attempt, start)
+                connection,
+                staged,
+                counted,
+                lambda batch, start: _numbered(batch, attempt, start),
+                binary.folded,
             )
             part = Part(number, attempt, counted.rows)
             self.record(connection, part)
@@ -254,7 +260,13 @@ class _StreamByKey(_ByKey):
             )
             now = writes.time_of(connection, self.now)
             counted = _Counted(digest.over(batches))
-            _stream(connection, messages, counted, lambda batch, _: self._complete(batch, now))
+            _stream(
+                connection,
+                messages,
+                counted,
+                lambda batch, _: self._complete(batch, now),
+                binary.rows,
+            )
             part = Part(number, UNSTAGED, counted.rows, digest.value)
             self.record(connection, part)
             return part, waited_for
@@ -381,14 +393,24 @@ def _or_else(given: Any, default: Any) -> Any:
     return default if given is None else pc.coalesce(given, default)
 
 
+def _pieces(batches: Iterable[Any]) -> Iterator[Any]:
+    """The same in batches that are not too large for one row."""
+    for batch in batches:
+        heavy = -(-batch.nbytes // FOLDED_BYTES)
+        size = max(1, min(FOLDED, batch.num_rows // max(heavy, 1)))
+        for start in range(0, batch.num_rows, size):
+            yield batch.slice(start, size)
+
+
 def _numbered(batch: Any, attempt: int, start: int) -> dict[str, Any]:
-    positions = pa.array(range(start, start + batch.num_rows), pa.int32())
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-    return {"attempt": pa.scalar(attempt), "position": positions, **columns}
+    return {"attempt": pa.scalar(attempt), "position": pa.scalar(start, pa.int32()), **columns}
 
 
-def _stream(connection: Connection, table: Table, batches: _Counted, complete: Any) -> None:
-    """Batches to a table, each with the columns that `complete` gives it."""
+def _stream(
+    connection: Connection, table: Table, batches: _Counted, complete: Any, encode: Any
+) -> None:
+    """Batches to a table, each with the columns that `complete` gives it, as `encode` has them."""
     iterator = iter(batches)
     batch = next(iterator, None)
     if batch is None:
@@ -397,7 +419,7 @@ def _stream(connection: Connection, table: Table, batches: _Counted, complete: A
     def pieces() -> Iterator[memoryview]:
         nonlocal batch
         while batch is not None:
-            yield from binary.rows(complete(batch, batches.rows), table)
+            yield from encode(complete(batch, batches.rows), table)
             batch = next(iterator, None)
 
     writes.copy(connection, table, list(complete(batch.slice(0, 0), 0)), pieces())

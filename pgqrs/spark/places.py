@@ -44,8 +44,8 @@ from pgqrs.stores import Work
 T = TypeVar("T")
 ROWS = 10_000
 """Rows of a batch, where we make it."""
-BATCH_SIZE, BYTES = "adbc.postgresql.batch_size_hint_bytes", str(1024 * 1024)
-"""Of a batch, where ADBC makes it: small, so that Spark does not wait for the first."""
+BATCH_SIZE, BYTES = "adbc.postgresql.batch_size_hint_bytes", str(4 * 1024 * 1024)
+"""Of a batch, where ADBC makes it: not so many that Spark waits long for the first."""
 KEPT = 24 * 3600.0
 """Seconds for which a downloaded object is kept."""
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import Connection, func, select
 
 import pgqrs
 from pgqrs.models import staged, write_parts, writes
 from pgqrs.repositories import writes as repository
-from pgqrs.spark.bulk import Bulk
+from pgqrs.spark.bulk import Bulk, _pieces
 from pgqrs.spark.options import Where
 from pgqrs.types import WriteMode
 from tests.spark.conftest import install
@@ -45,13 +45,19 @@ def once(count: int) -> Counter[str]:
 
 def leftovers(url: str) -> tuple[int, int]:
     """Staged messages, and attempts that are remembered."""
-    with pgqrs.Store(url) as store:
-        return tuple(
-            store.read(
-                lambda c, t=table: c.execute(select(func.count()).select_from(t)).scalar_one()
-            )
-            for table in (staged, write_parts)
+
+    def count(connection: Connection) -> tuple[int, int]:
+        # A row is as many messages as its array has, where there are arrays.
+        is_many = connection.dialect.name == "postgresql"
+        of_row = func.cardinality(staged.c.payload) if is_many else 1
+        rows = func.coalesce(func.sum(of_row), 0)
+        return (
+            connection.execute(select(rows).select_from(staged)).scalar_one(),
+            connection.execute(select(func.count()).select_from(write_parts)).scalar_one(),
         )
+
+    with pgqrs.Store(url) as store:
+        return store.read(count)
 
 
 @pytest.fixture
@@ -299,6 +305,25 @@ def test_a_driver_that_is_killed(spark: Any, pg_url: str, tmp_path: Path, moment
 
 def batch(*values: int) -> list[Any]:
     return [pa.record_batch({"payload": pa.array([f'{{"n": {value}}}' for value in values])})]
+
+
+def test_messages_keep_the_order_of_their_parts(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pgqrs.spark.bulk.FOLDED", 3)
+    begun = Bulk(Where(url, ""), "tasks", "w").begin()
+    later = begun.store(1, [*batch(*range(20, 30)), *batch(*range(30, 37))])
+    earlier = begun.store(0, batch(*range(20)))
+    assert begun.publish([later, earlier]) == 37
+    with pgqrs.Store(url) as store:
+        found = store.admin().peek("tasks", 100)
+    assert [message.payload["n"] for message in found] == [*range(37)]
+    assert leftovers(url) == (0, 0)
+
+
+def test_what_is_staged_as_one_row_is_not_too_large() -> None:
+    small, large = batch(*range(2500)), [pa.record_batch({"payload": ["x" * 1_000_000] * 10})]
+    assert [piece.num_rows for piece in _pieces(small)] == [1000, 1000, 500]
+    assert [piece.num_rows for piece in _pieces(large)] == [3, 3, 3, 1]
+    assert list(_pieces(batch())) == []
 
 
 def test_a_part_must_be_the_same_when_it_is_repeated(url: str) -> None:
