@@ -8,6 +8,9 @@ acknowledged when the next one is asked for: whoever asks what comes after a bat
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
@@ -16,6 +19,10 @@ from pgqrs.presence import Presence
 from pgqrs.repositories import streams
 from pgqrs.repositories.streams import Batch, Owned
 from pgqrs.stores import Database
+
+LARGEST = 100_000
+"""Messages of one batch: which they are is one value of its row."""
+Question = Callable[..., Batch | None]
 
 
 class Stream:
@@ -32,16 +39,23 @@ class Stream:
         """The batch to work on after this one, if there is anything to do. All up to this one is
         complete, and is acknowledged.
         """
+        return self._ask(partial(streams.next_batch, after=after), limit)
+
+    def add_batch(self, *, limit: int) -> Batch | None:
+        """One more batch beside those that are claimed, if there is anything to claim."""
+        return self._ask(streams.add_batch, limit)
+
+    def _ask(self, question: Question, limit: int) -> Batch | None:
         if self._owned is None:
             self._owned = self._take_over()
         self._presence.keep_alive()
         if self._is_quiet():
             return None
         try:
-            batch = self._plan(self._owned, after, limit)
+            batch = self._plan(self._owned, question, limit)
         except WorkerNotFound as gone:
             self._presence.reopen(gone.id)
-            batch = self._plan(self._owned, after, limit)
+            batch = self._plan(self._owned, question, limit)
         self._database.ring(self.queue)  # what was acknowledged may have kept others back
         return batch
 
@@ -60,12 +74,10 @@ class Stream:
         now = self._database.now()
         return self._database.read(lambda c: streams.is_quiet(c, self.name, self.queue, now=now))
 
-    def _plan(self, owned: Owned, after: int, limit: int) -> Batch | None:
+    def _plan(self, owned: Owned, question: Question, limit: int) -> Batch | None:
         worker, now = self._presence.open(), self._database.now()
         return self._database.write(
-            lambda c: streams.next_batch(
-                c, owned, after=after, worker=worker, limit=limit, now=now
-            ),
+            lambda c: question(c, owned, worker=worker, limit=limit, now=now),
             repeatable=True,
             probe=True,
         )
@@ -86,5 +98,15 @@ def acknowledge(database: Database, name: str, *, through: int) -> int:
     queue, total = database.write(
         lambda c: streams.acknowledge(c, name, through=through, now=now), repeatable=True
     )
+    database.ring(queue)
+    return total
+
+
+def end(database: Database, name: str) -> int:
+    """Acknowledge all that a stream has claimed, and forget the stream. Returns how many messages that
+    were.
+    """
+    now = database.now()
+    queue, total = database.write(lambda c: streams.end(c, name, now=now), repeatable=True)
     database.ring(queue)
     return total

@@ -78,6 +78,7 @@ _THIS = streams.c.id == bindparam("stream_id")
 _FENCE_OFF = update(streams).where(_THIS).values(epoch=streams.c.epoch + 1)
 _TAKE_OVER = _FENCE_OFF.values(worker_id=bindparam("holder"))
 _COUNT_UP = update(streams).where(_THIS).values(last_batch=bindparam("number"))
+_REMOVE = delete(streams).where(_THIS)
 _ITS_BATCHES = stream_batches.c.stream_id == bindparam("stream_id")
 _BATCHES = (
     select(stream_batches.c.batch, stream_batches.c.worker_id, stream_batches.c.held)
@@ -92,7 +93,7 @@ _FORGET = delete(stream_batches).where(_ITS_BATCHES, stream_batches.c.batch <= b
 _PENDING = select(func.min(stream_batches.c.batch)).where(
     _ITS_BATCHES, stream_batches.c.batch > bindparam("after")
 )
-_ADD = insert(stream_batches).values(
+_ADD_ROW = insert(stream_batches).values(
     stream_id=bindparam("stream_id"),
     batch=bindparam("number"),
     worker_id=bindparam("holder"),
@@ -200,6 +201,17 @@ def acknowledge(
     return stream.queue_name, _acknowledge(connection, stream.id, through=through, now=now)
 
 
+def end(connection: Connection, name: str, *, now: datetime | None) -> tuple[str, int]:
+    """Acknowledge all that a stream has claimed, and forget the stream. Returns the queue, and how many
+    messages that were.
+    """
+    stream = _find(connection, name)
+    total = _acknowledge(connection, stream.id, through=ANY, now=now)
+    connection.execute(_REMOVE, {"stream_id": stream.id})
+    workers.remove(connection, stream.worker_id)
+    return stream.queue_name, total
+
+
 def _acknowledge(
     connection: Connection, stream_id: int, *, through: int, now: datetime | None
 ) -> int:
@@ -231,12 +243,32 @@ def next_batch(
     if pending is not None:
         (batch,) = _batches(connection, stream.id, after=pending - 1, through=pending)
         return batch
+    return _add(connection, stream, after=after, worker=worker, limit=limit, now=now)
+
+
+def add_batch(
+    connection: Connection, owned: Owned, *, worker: int, limit: int, now: datetime | None
+) -> Batch | None:
+    """Claim one more batch, and acknowledge nothing. None if there is nothing to claim."""
+    stream = _lock(connection, owned)
+    return _add(connection, stream, after=0, worker=worker, limit=limit, now=now)
+
+
+def _add(
+    connection: Connection,
+    stream: Any,
+    *,
+    after: int,
+    worker: int,
+    limit: int,
+    now: datetime | None,
+) -> Batch | None:
     claimed = _claim(connection, stream.queue_name, worker=worker, limit=limit, now=now)
     if not claimed:
         return None
     number = max(stream.last_batch, after) + 1
     connection.execute(
-        _ADD,
+        _ADD_ROW,
         {
             "stream_id": stream.id,
             "number": number,

@@ -1,5 +1,6 @@
 """Data pipelines on Spark: `pip install 'pgqrs[spark]'`."""
 
+from pgqrs.spark.claims import Claim, acknowledge, claim
 from pgqrs.spark.ending import finish
 from pgqrs.spark.frames import Frame
 from pgqrs.spark.java import java_home
@@ -9,8 +10,11 @@ from pgqrs.spark.sweeping import Swept, sweep
 
 __all__ = [
     "Attempt",
+    "Claim",
     "Frame",
     "Swept",
+    "acknowledge",
+    "claim",
     "current_attempt",
     "current_session",
     "finish",

@@ -22,14 +22,14 @@ import pyarrow.compute as pc
 from pgqrs.repositories.scans import UNUSUAL, USUAL
 from pgqrs.spark.binary import EPOCH_US
 
-WIDE = {
-    pa.int64(): ">i8",
-    pa.int32(): ">i4",
-    pa.bool_(): "?",
-    pa.float64(): ">f8",
-    pa.timestamp("us", tz="UTC"): ">i8",
+NUMBERS = {
+    pa.int64(): "i",
+    pa.int32(): "i",
+    pa.timestamp("us", tz="UTC"): "i",
+    pa.float64(): "f",
+    pa.bool_(): "b",
 }
-"""How values of a fixed width are stored; all others are text."""
+"""What is a number, and of which kind; how wide it is its length tells. All others are text."""
 
 
 def unpacked(batch: Any, wanted: Any) -> Any:
@@ -67,8 +67,9 @@ def _fields(records: Any, types: Sequence[Any]) -> Iterator[Any]:
         at = begins + np.maximum(lengths, 0)
         if empty.all():
             yield pa.nulls(len(records), kind)
-        elif kind in WIDE:
-            yield _values(data, np.where(empty, 0, begins), empty, kind)
+        elif kind in NUMBERS:
+            form = f">{NUMBERS[kind]}{lengths.max()}"
+            yield _numbers(_everywhere(data, form)[np.where(empty, 0, begins)], empty, kind)
         else:
             yield _texts(data, begins, at, empty, kind)
 
@@ -79,12 +80,11 @@ def _everywhere(data: Any, form: str) -> Any:
     return np.ndarray((data.size - kind.itemsize + 1,), kind, buffer=data, strides=(1,))
 
 
-def _values(data: Any, begins: Any, empty: Any, kind: Any) -> Any:
-    found = _everywhere(data, WIDE[kind])[begins]
-    found = found.astype(found.dtype.newbyteorder("="))
+def _numbers(found: Any, empty: Any, kind: Any) -> Any:
+    native = found.astype(found.dtype.newbyteorder("="))
     if pa.types.is_timestamp(kind):
-        return pa.array(found + EPOCH_US, pa.int64(), mask=empty).cast(kind)
-    return pa.array(found, kind, mask=empty)
+        return pa.array(native + EPOCH_US, pa.int64(), mask=empty).cast(kind)
+    return pa.array(native, kind, mask=empty)
 
 
 def _texts(data: Any, begins: Any, ends: Any, empty: Any, kind: Any) -> Any:

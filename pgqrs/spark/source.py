@@ -32,8 +32,11 @@ def schema(options: Mapping[str, str]) -> StructType:
 
 def reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
     """Reads it. Spark refuses a reader that can filter, unless it has been allowed to."""
+    from pgqrs.spark import streaming
     from pgqrs.spark.reading import FilteringReader, Reader, Wanted
 
+    if streaming.is_stream(options):
+        return streaming.claimed_reader(options, schema)
     kind = FilteringReader if PUSHING in sys.modules else Reader
     return kind(Wanted.of(options).only(schema))
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadLimit,
     ReadMaxRows,
@@ -33,7 +33,7 @@ from pgqrs.spark.options import Options, Where
 from pgqrs.spark.places import place_of
 from pgqrs.spark.reading import TYPES, ranges
 from pgqrs.store import Store
-from pgqrs.streams import Stream, batches
+from pgqrs.streams import LARGEST, Stream, batches
 from pgqrs.tails import ALL, Tail
 
 OPTIONS = ("mode", "queue", "stream", "columns", "maxRowsPerBatch", "numPartitions", "startingId")
@@ -53,11 +53,9 @@ COLUMNS = {
 }
 """What of a message never changes, so that a batch that is read again is the same."""
 MAX_ROWS = {"claim": 10_000, "tail": 100_000}
-MOST = 100_000
-"""Messages that are claimed in one batch, even if Spark wants all there are."""
 FEW = 1000
 """Messages that are not worth a task of their own, unless one is asked for."""
-LARGEST = 20_000
+AT_ONCE = 20_000
 """Messages of one task: their ids are part of its statement."""
 PATIENCE = 30.0
 """Seconds to wait for those who are writing, when everything that is there now is wanted."""
@@ -91,7 +89,7 @@ class Wanted:
             options.required("queue"),
             options.required("stream") if mode == "claim" else options.text("stream"),
             columns,
-            options.whole("maxRowsPerBatch", low=1, high=MOST) or MAX_ROWS[mode],
+            options.whole("maxRowsPerBatch", low=1, high=LARGEST) or MAX_ROWS[mode],
             options.whole("numPartitions", low=1, high=100_000),
             options.text("startingId") or "earliest",
         )
@@ -121,6 +119,14 @@ def is_stream(options: Mapping[str, str]) -> bool:
     return any(name.lower() == "mode" for name in options)
 
 
+def claimed_reader(options: Mapping[str, str], schema: StructType) -> ClaimedReader:
+    """Reads what a stream has claimed, as a table."""
+    wanted = Wanted.of(options).only(schema)
+    if wanted.mode != "claim":
+        raise InvalidArgument("mode", f"{wanted.mode} is for readStream")
+    return ClaimedReader(wanted)
+
+
 def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReader:
     """Reads a stream."""
     wanted = Wanted.of(options).only(schema)
@@ -128,12 +134,57 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReade
 
 
 class Part(InputPartition):
-    """The statement that reads some rows of a batch."""
+    """The statement that reads some rows of a batch. Without one there is nothing."""
 
-    def __init__(self, where: Where, statement: str) -> None:
+    def __init__(self, where: Where, statement: str | None) -> None:
         super().__init__(None)
         self.where = where
         self.statement = statement
+
+    def rows(self, wanted: Wanted) -> Iterator[Any]:
+        """Its rows, wherever this runs."""
+        if self.statement is None:
+            return iter(())
+        columns = {name: COLUMNS[name] for name in wanted.columns}
+        # Of an object in a bucket, as it is now: nothing that belongs to the batch is gone since.
+        return place_of(self.where).batches(self.statement, columns)
+
+
+def _parts(store: Store, where: Where, statements: list[Any]) -> list[Part]:
+    schema = store.config.schema
+    dialect = store.read(lambda connection: connection.dialect)
+    texts = [scans.text(statement, dialect, schema=schema) for statement in statements]
+    return [Part(where, text) for text in texts]
+
+
+def _claimed(store: Store, wanted: Wanted, *, after: int, through: int) -> list[Part]:
+    """The messages of these batches of a stream, in parts of about the same size."""
+    assert wanted.stream is not None
+    found = batches(store._database, wanted.stream, after=after, through=through)
+    statements = [
+        streams.select_records(part, wanted.columns)
+        for batch in found
+        for part in _split(batch.holds, wanted.partitions)
+    ]
+    return _parts(store, wanted.where, statements)
+
+
+class ClaimedReader(DataSourceReader):
+    """Reads what a stream has claimed, and claims nothing."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+
+    def partitions(self) -> list[InputPartition]:
+        """Some messages each."""
+        with Store(self._wanted.where.config()) as store:
+            found = _claimed(store, self._wanted, after=0, through=streams.ANY)
+        return [*found] or [Part(self._wanted.where, None)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """The rows of a part."""
+        assert isinstance(partition, Part)
+        return partition.rows(self._wanted)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -155,22 +206,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._wanted.max_rows)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """The rows of a part, wherever this runs."""
+        """The rows of a part."""
         assert isinstance(partition, Part)
-        columns = {name: COLUMNS[name] for name in self._wanted.columns}
-        # Of an object in a bucket, as it is now: nothing that belongs to the batch is gone since.
-        return place_of(partition.where).batches(partition.statement, columns)
+        return partition.rows(self._wanted)
 
     def stop(self) -> None:
         """Let go of the connections."""
         if self._opened is not None:
             self._opened.close()
-
-    def _parts(self, statements: list[Any]) -> list[InputPartition]:
-        schema = self._store.config.schema
-        dialect = self._store.read(lambda connection: connection.dialect)
-        texts = [scans.text(statement, dialect, schema=schema) for statement in statements]
-        return [Part(self._wanted.where, text) for text in texts]
 
 
 def _rows(limit: ReadLimit, *, most: int) -> int:
@@ -213,7 +256,7 @@ class ClaimReader(StreamReader):
         """Everything up to `start` is done; the next batch is claimed now, if it was not before."""
         if start["stream"] != self._name:
             raise InvalidArgument("stream", f"this checkpoint is of the stream {start['stream']!r}")
-        room = min(_rows(limit, most=MOST), MOST if self._room is None else self._room)
+        room = min(_rows(limit, most=LARGEST), LARGEST if self._room is None else self._room)
         batch = self._stream.next_batch(start["batch"], limit=room)
         if batch is None:
             return start
@@ -222,17 +265,8 @@ class ClaimReader(StreamReader):
         return self._offset(batch.number)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The messages of the batches after `start`, in parts of about the same size."""
-        found = batches(
-            self._store._database, self._name, after=start["batch"], through=end["batch"]
-        )
-        return self._parts(
-            [
-                streams.select_records(part, self._wanted.columns)
-                for batch in found
-                for part in _split(batch.holds, self._wanted.partitions)
-            ]
-        )
+        """The messages of the batches after `start`."""
+        return [*_claimed(self._store, self._wanted, after=start["batch"], through=end["batch"])]
 
     def stop(self) -> None:
         """Leave the workers. What is claimed stays so, until somebody goes on or releases it."""
@@ -245,7 +279,7 @@ def _split(holds: Holds, parts: int | None) -> list[Holds]:
     ids = sorted(holds.tokens)
     if parts is None:
         parts = min(os.cpu_count() or 1, -(-len(ids) // FEW))
-    size = min(-(-len(ids) // parts), LARGEST)
+    size = min(-(-len(ids) // parts), AT_ONCE)
     pieces = [ids[first : first + size] for first in range(0, len(ids), size)]
     return [holds._replace(tokens={id: holds.tokens[id] for id in piece}) for piece in pieces]
 
@@ -300,7 +334,8 @@ class TailReader(StreamReader):
         if start["id"] >= end["id"]:
             return []
         bounds = Bounds(start["id"] + 1, end["id"])
-        return self._parts(self._store.read(lambda c: self._statements(c, bounds)))
+        statements = self._store.read(lambda c: self._statements(c, bounds))
+        return [*_parts(self._store, self._wanted.where, statements)]
 
     def _statements(self, connection: Connection, bounds: Bounds) -> list[Any]:
         return [

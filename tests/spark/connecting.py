@@ -1,4 +1,4 @@
-"""Steps on Spark Connect: `python -m tests.spark.connecting DATABASE DIRECTORY`, which must say `fine`.
+"""All of it on Spark Connect: `python -m tests.spark.connecting DATABASE DIRECTORY`, which must say `fine`.
 
 A process of its own, since Connect takes hold of a whole process. Nothing of what it uses may reach for
 the Java process.
@@ -13,7 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pgqrs
-from pgqrs.spark import Frame, current_session, session, spark_step, sweep
+from pgqrs.spark import (
+    Claim,
+    Frame,
+    acknowledge,
+    claim,
+    current_session,
+    session,
+    spark_step,
+    sweep,
+)
+from pgqrs.spark.export import export
+from pgqrs.spark.replay import replay
+from pgqrs.spark.report import report
 
 LONG = 10**13
 """Rows that nobody has counted before the test is over."""
@@ -52,11 +64,56 @@ def forever() -> int:
 counting = threading.Event()
 
 
+@pgqrs.workflow
+def taking() -> list[int]:
+    claimed = claim("tasks")
+    return [size(claimed), acknowledge(claimed)]
+
+
+@spark_step
+def size(claimed: Claim) -> int:
+    return int(claimed.df().count())
+
+
+def use_the_source(spark: Any, store: pgqrs.Store, url: str) -> None:
+    """Write twice, of which once counts; read, filter, and take out of one queue into another."""
+    for queue in ("tasks", "others"):
+        store.admin().create_queue(queue)
+    numbers = spark.range(100).selectExpr("named_struct('n', id) AS payload")
+    for _ in range(2):
+        writing = numbers.write.format("pgqrs").mode("append")
+        writing.options(url=url, queue="tasks", writeId="once").save()
+    reading = spark.read.format("pgqrs").options(url=url, table="messages").load()
+    assert reading.where("queue = 'tasks' AND id > 0").count() == 100
+    stream = spark.readStream.format("pgqrs")
+    query = (
+        stream.options(url=url, mode="claim", queue="tasks", stream="connect")
+        .load()
+        .select("payload")
+        .writeStream.format("pgqrs")
+        .options(url=url, queue="others", checkpointLocation=str(root / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    assert store.admin().queue_stats("others").ready == 100
+
+
+def use_pipelines(store: pgqrs.Store) -> None:
+    out = str(root / "exports")
+    assert export.run_inline(out, ["tasks"], delete=True, store=store)["rows"] == 100
+    assert replay.run_inline(out, "tasks", store=store)["messages"] == 100
+    assert taking.run_inline(store=store) == [100, 100]
+    assert report.run_inline(str(root / "report"), ["tasks"], store=store)["rows"] > 0
+
+
 def main() -> None:
     spark = session("connect", remote="local[2]", sql_shuffle_partitions=2, ui_enabled=False)
     assert "connect" in type(spark).__module__
     with pgqrs.Store(sys.argv[1], upgrade=True) as store:
         assert work.run_inline(100, store=store) == [100, 4950]
+        use_the_source(spark, store, sys.argv[1])
+        use_pipelines(store)
         with pgqrs.Worker(store, workflows=[forever]):
             run = forever.start(store=store)
             assert counting.wait(60)

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_steps_on_spark_connect(sqlite_database: str, tmp_path: Path) -> None:
+def test_all_of_it_on_spark_connect(sqlite_database: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.spark.connecting", sqlite_database, str(tmp_path / "data")],
         cwd=ROOT,

@@ -14,10 +14,11 @@ import pyarrow as pa
 import pytest
 
 import pgqrs
-from pgqrs.repositories.scans import Bounds
+from pgqrs.repositories.scans import Bounds, Kind
 from pgqrs.spark import workers
 from pgqrs.spark.arrow import with_names
-from pgqrs.spark.places import PostgresPlace
+from pgqrs.spark.options import Where
+from pgqrs.spark.places import PostgresPlace, place_of
 from pgqrs.spark.reading import Reader, Wanted, ranges
 from pgqrs.testing.conformance.buffering import until
 from tests.conftest import s3_client
@@ -143,6 +144,15 @@ def test_adbc_reads_what_psycopg_reads(
     assert by_adbc == by_psycopg
     assert by_adbc
     assert by_adbc[0]["queue"] == "tasks"
+
+
+def test_numbers_in_records_are_as_wide_as_they_are(pg_url: str) -> None:
+    place = place_of(Where(pg_url, ""))
+    numbers = "n::smallint AS priority, n::bigint AS read_ct, n AS blocked"
+    text = f"SELECT {numbers} FROM (VALUES (1), (0)) AS given (n)"
+    columns = dict.fromkeys(("priority", "read_ct", "blocked"), Kind.INT)
+    (batch,) = place.batches(text, columns)
+    assert batch.to_pydict() == {name: [1, 0] for name in columns}
 
 
 def fill(store: pgqrs.Store, *, usual: bool, unusual: bool) -> None:

@@ -35,6 +35,13 @@ class Reader:
         )
         return batch
 
+    def add(self, limit: int) -> Batch | None:
+        now = self._clock.now()
+        batch: Batch | None = self._store.write(
+            lambda c: streams.add_batch(c, self._owned, worker=self._worker, limit=limit, now=now)
+        )
+        return batch
+
     def payloads(self, batch: Batch) -> list[str]:
         found = self._store.read(lambda c: streams.records(c, batch.holds))
         return [record.payload for record in found]
@@ -81,6 +88,30 @@ def test_who_asks_again_is_given_the_same_batch(
     second = again.plan(1)
     assert second is not None
     assert again.payloads(second) == ["2", "3"]
+
+
+def test_batches_that_are_claimed_beside_each_other_end_together(
+    store: Any, admin: Any, producer: Any, rival: Any, reader: Reader, clock: ManualClock
+) -> None:
+    producer.enqueue_many(range(5))
+    first, second = reader.add(3), reader.add(3)
+    assert first is not None
+    assert second is not None
+    assert (first.number, second.number) == (1, 2)
+    assert reader.payloads(first) + reader.payloads(second) == ["0", "1", "2", "3", "4"]
+    assert reader.add(3) is None
+    assert rival.dequeue(10) == []
+    producer.enqueue(5)
+
+    def end() -> Any:
+        return store.write(lambda c: streams.end(c, STREAM, now=clock.now()))
+
+    assert end() == (QUEUE, 5)
+    assert admin.list_streams() == []
+    assert admin.queue_stats(QUEUE).archived["completed"] == 5
+    assert [message.payload for message in rival.dequeue(10)] == [5]
+    with pytest.raises(StreamNotFound):
+        end()
 
 
 def test_streams_are_in_flight_and_listed(

@@ -1,0 +1,71 @@
+"""Messages of a queue for a whole run: claimed at its beginning, acknowledged at its end.
+
+What a run claims is a stream of its own (see `pgqrs.streams`). It does not come back by time, and is the
+same whenever it is asked for: whoever resumes the run works on these messages, and nobody else does.
+A run that never gets to its end keeps them, until it is resumed or retried, or until somebody gives
+them back with `admin.release_stream(...)`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pgqrs.errors import StreamNotFound
+from pgqrs.repositories.streams import ANY
+from pgqrs.spark.pipelines import database_options
+from pgqrs.spark.session import current_session
+from pgqrs.spark.steps import current_attempt, spark_step
+from pgqrs.streams import LARGEST, Stream, batches, end
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a run has claimed."""
+
+    queue: str
+    stream: str
+    rows: int
+
+    def df(self, spark: SparkSession | None = None) -> DataFrame:
+        """The messages, for a Spark step of the run."""
+        options = database_options(current_attempt().store)
+        options |= {"mode": "claim", "queue": self.queue, "stream": self.stream}
+        session = spark or current_session()
+        return session.read.format("pgqrs").options(**options).load()
+
+
+@spark_step(name="claim")
+def claim(queue: str, limit: int | None = None) -> Claim:
+    """Claim what is ready in a queue now, or no more than so many of it. A step of its own."""
+    attempt = current_attempt()
+    database = attempt.store._database
+    stream = Stream(database, f"run-{attempt.run_id}-{attempt.step_id}", queue)
+    try:
+        # An attempt that did not live to record it may have claimed some.
+        held = batches(database, stream.name, after=0, through=ANY)
+        rows = sum(len(batch.holds.tokens) for batch in held)
+        ready = attempt.store.admin().queue_stats(queue).ready
+        wanted = rows + ready if limit is None else limit
+        while rows < wanted:
+            batch = stream.add_batch(limit=min(wanted - rows, LARGEST))
+            if batch is None:
+                break
+            rows += len(batch.holds.tokens)
+    finally:
+        stream.close()
+    return Claim(queue, stream.name, rows)
+
+
+@spark_step(name="acknowledge")
+def acknowledge(claimed: Claim) -> int:
+    """Acknowledge what the run has claimed. A step of its own. Returns how many messages that were;
+    fewer than were claimed, if somebody has released or deleted some meanwhile.
+    """
+    try:
+        return end(current_attempt().store._database, claimed.stream)
+    except StreamNotFound:  # an attempt has done so, and did not live to record it
+        return claimed.rows
