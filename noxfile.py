@@ -46,14 +46,15 @@ def install(session: nox.Session, *groups: str, extras: str = "s3") -> None:
 
 def pytest(session: nox.Session, *arguments: str, env: dict[str, str] | None = None) -> None:
     """Run tests, with their databases in memory where that can be: what they wait for is the disk,
-    and some disks are slow.
+    and some disks are slow. Processes that they start find bytecode: many are Spark's, and each would
+    else compile all it imports.
     """
     memory = Path("/dev/shm")
     place = memory if os.access(memory, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="pgqrs-", dir=place) as temporary:
         Path(temporary).chmod(0o755)  # PostgreSQL runs as another user
-        env = {"TMPDIR": temporary} | (env or {})
-        session.run("pytest", *arguments, *session.posargs, env=env)
+        always = {"TMPDIR": temporary, "PYTHONDONTWRITEBYTECODE": None}
+        session.run("pytest", *arguments, *session.posargs, env=always | (env or {}))
 
 
 @nox.session

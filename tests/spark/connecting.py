@@ -1,4 +1,4 @@
-"""All of it on Spark Connect: `python -m tests.spark.connecting DATABASE DIRECTORY`, which must say `fine`.
+"""All of it on Spark Connect: `python -m tests.spark.connecting DATABASE DIRECTORY` must say `fine`.
 
 A process of its own, since Connect takes hold of a whole process. Nothing of what it uses may reach for
 the Java process.
