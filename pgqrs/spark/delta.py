@@ -1,7 +1,9 @@
 """Delta tables, through `deltalake`: no Java of their own is needed.
 
 An append carries a transaction, an application's id and a number. A table that has it already was
-appended to before, so that a step which is repeated appends nothing.
+appended to before, so that a step which is repeated appends nothing. That is looked up and appended to
+in one and the same version of the table: if another driver appends the same meanwhile, the commit
+fails, and the next look finds it.
 """
 
 from __future__ import annotations
@@ -10,29 +12,73 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
+from tenacity import (
+    Retrying,
+    retry_if_exception_type,
+    stop_after_attempt,
+    wait_random_exponential,
+)
+
 from pgqrs.errors import InvalidConfig
 from pgqrs.spark.files import open_files
 from pgqrs.spark.frames import Frame
 
 VERSION = 1
+DAYS = ["queue", "day"]
+ATTEMPTS = 10
+"""How often an append is tried while others are quicker."""
 
 
 def append_once(table: str, frame: Frame, *, app: str) -> bool:
     """Append an export to a Delta table, by queue and day. False if that was done before."""
     if find_spec("deltalake") is None:
         raise InvalidConfig("Delta tables need deltalake: `pip install 'pgqrs[delta]'`")
-    from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+    from deltalake.exceptions import CommitFailedError
 
-    if DeltaTable.is_deltatable(table) and DeltaTable(table).transaction_version(app) is not None:
+    trying = Retrying(
+        retry=retry_if_exception_type(CommitFailedError),
+        stop=stop_after_attempt(ATTEMPTS),
+        wait=wait_random_exponential(multiplier=0.02, max=1.0),
+        reraise=True,
+    )
+    appended: bool = trying(_append, table, frame, app)
+    return appended
+
+
+def _append(table: str, frame: Frame, app: str) -> bool:
+    from deltalake import CommitProperties, Transaction, write_deltalake
+
+    rows = _reader(frame)
+    seen = _open(table, rows.schema)
+    if seen.transaction_version(app) is not None:
         return False
+    # Not to `table`: that would be read anew, and an append of the same in between go unnoticed.
     write_deltalake(
-        table,
-        _reader(frame),
+        seen,
+        rows,
         mode="append",
-        partition_by=["queue", "day"],
+        partition_by=DAYS,
         commit_properties=CommitProperties(app_transactions=[Transaction(app, VERSION)]),
     )
     return True
+
+
+def _open(table: str, columns: Any) -> Any:
+    """The table as it is now. If there is none it is made, with nothing in it: a first append that
+    makes it could not be told from another one.
+    """
+    from deltalake import CommitProperties, DeltaTable
+
+    if not DeltaTable.is_deltatable(table):
+        DeltaTable.create(
+            table,
+            columns,
+            mode="ignore",
+            partition_by=DAYS,
+            # Else, if another was quicker, deltalake makes it again in its second version.
+            commit_properties=CommitProperties(max_commit_retries=0),
+        )
+    return DeltaTable(table)
 
 
 def _reader(frame: Frame) -> Any:

@@ -97,7 +97,10 @@ def publish(out: str, frame: Frame, replaces: list[str] | None = None) -> str:
     has the same manifest.
     """
     manifest = f"{out}/{MANIFESTS}/{current_attempt().run_id}-{frame.path.rpartition('-')[2]}.json"
-    write_text(manifest, json.dumps(vars(frame) | {"replaces": replaces or []}))
+    files, inner = open_files(manifest)
+    # One that is there stays: written again it would be younger than others it came before.
+    if not files.get_file_info(inner).is_file:
+        write_text(manifest, json.dumps(vars(frame) | {"replaces": replaces or []}))
     return manifest
 
 

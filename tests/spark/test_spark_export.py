@@ -138,11 +138,14 @@ def test_of_two_that_compact_at_once_the_first_counts(tmp_path: Path) -> None:
 
 
 def killed(url: str, key: str, moment: str, what: str, **arguments: Any) -> None:
+    """A driver is killed at a moment of its run."""
+    killed_at_once(url, [(key, moment, what, arguments)])
+
+
+def killed_at_once(url: str, runs: list[tuple[str, str, str, dict[str, Any]]]) -> None:
+    """A driver is killed when each of its runs has come to its moment."""
     child = subprocess.run(
-        [
-            *(sys.executable, "-m", "tests.spark.exporting"),
-            *(url, key, moment, what, json.dumps(arguments)),
-        ],
+        [sys.executable, "-m", "tests.spark.exporting", url, json.dumps(runs)],
         capture_output=True,
         text=True,
         start_new_session=True,
