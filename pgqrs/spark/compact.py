@@ -10,6 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+from pgqrs.errors import ConflictError
 from pgqrs.spark.export import manifests, publish, together, write_by_day
 from pgqrs.spark.files import absolute, open_files
 from pgqrs.spark.frames import Frame
@@ -29,6 +30,8 @@ def choose(out: str) -> dict[str, str]:
 def write_again(out: str, chosen: list[str]) -> Any:
     """All of them in one."""
     spark, found = current_session("pgqrs compact"), manifests(out)
+    if not found.keys() >= set(chosen):
+        raise ConflictError(f"somebody else has put together exports in {out}; compact them again")
     frames = [found[name].df(spark) for name in chosen]
     return write_by_day(together(frames), current_attempt().path(out))
 

@@ -55,6 +55,16 @@ def current_session(app: str = "pgqrs") -> SparkSession:
         return session(app)
 
 
+def activate(spark: SparkSession) -> None:
+    """Make a session the one of this thread. Only the thread that made it has it, and by it Spark finds
+    what `write.format("pgqrs")` is. A session of Connect belongs to all threads.
+    """
+    jvm = getattr(spark, "_jvm", None)
+    if jvm is not None:
+        java_class = getattr(jvm, "org.apache.spark.sql.classic.SparkSession")
+        java_class.setActiveSession(spark._jsparkSession)
+
+
 def register(spark: SparkSession) -> SparkSession:
     """Give a session that exists already what the data source needs. Returns it.
 

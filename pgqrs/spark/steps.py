@@ -36,7 +36,7 @@ from pgqrs.retry import Retry
 from pgqrs.spark.files import absolute, count_rows
 from pgqrs.spark.frames import Frame, FrameSignature
 from pgqrs.spark.jobs import Jobs, death_of_java
-from pgqrs.spark.session import current_session
+from pgqrs.spark.session import activate, current_session
 from pgqrs.store import Store
 from pgqrs.types import Duration, seconds
 from pgqrs.workflows.context import AsyncContext, Context
@@ -215,6 +215,7 @@ class SparkStep(Step[P, T]):
 
     def _call(self, attempt: Attempt, watch: Watch, args: Any, kwargs: Any) -> Any:
         spark = self._session()
+        activate(spark)
         watch.jobs = Jobs(spark, attempt.tag)
         with watch.jobs.tagged():
             value = self._function(*args, **kwargs)

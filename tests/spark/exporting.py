@@ -103,13 +103,11 @@ def run(end: Barrier, url: str, key: str, moment: str, what: str, arguments: Any
 
 def main(url: str, runs: str) -> None:
     session("killed", **SETTINGS)
-    # Only the thread that made the session finds `pgqrs` as a format to write in.
-    here, *others = json.loads(runs)
-    end = Barrier(1 + len(others), action=die)
+    these = json.loads(runs)
+    end = Barrier(len(these), action=die)
     prepare(end)
-    for other in others:
-        Thread(target=run, args=(end, url, *other)).start()
-    run(end, url, *here)
+    for each in these:
+        Thread(target=run, args=(end, url, *each)).start()
 
 
 if __name__ == "__main__":

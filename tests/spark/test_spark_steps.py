@@ -158,6 +158,25 @@ def test_results_that_are_json_are_ordinary_results(store: pgqrs.Store, spark: A
         current_attempt()
 
 
+def test_steps_in_threads_of_a_worker_write_to_queues(
+    spark: Any, store: pgqrs.Store, sqlite_database: str
+) -> None:
+    store.admin().create_queue("tasks")
+
+    @spark_step
+    def fill(n: int) -> None:
+        writing = spark.range(n).selectExpr("id AS payload").write.format("pgqrs").mode("append")
+        writing.options(url=sqlite_database, queue="tasks").save()
+
+    @pgqrs.workflow
+    def work(n: int) -> None:
+        fill(n)
+
+    with pgqrs.Worker(store, workflows=[work]):
+        work.start(5, store=store).result(timeout=LONG)
+    assert store.admin().queue_stats("tasks").ready == 5
+
+
 def test_a_dataframe_needs_a_place(store: pgqrs.Store, spark: Any) -> None:
     @spark_step
     def nowhere() -> Any:
