@@ -250,12 +250,21 @@ def do_round(
     """
     attempt, spark = current_attempt(), current_session("pgqrs drain")
     _refuse_speculation(spark)
-    config = attempt.store.config.with_(dsn=database_options(attempt.store)["url"], upgrade=False)
-    duty = Duty(config, attempt.run_id, queue, function, through, batch, lease)
+    duty = Duty(
+        config_of_tasks(attempt.store), attempt.run_id, queue, function, through, batch, lease
+    )
     parts = tasks or _parallelism(spark)
     frame = spark.range(0, parts, 1, parts).mapInArrow(_working(duty), "ended long")
     frame.groupBy().sum().collect()
     return _wait(attempt, queue, through, lease)
+
+
+def config_of_tasks(store: Store) -> Config:
+    """How tasks open the store. They are in each other's way in a bucket: who loses a race tries again,
+    or what it has claimed would wait for its lease to lapse.
+    """
+    url = database_options(store)["url"]
+    return store.config.with_(dsn=url, upgrade=False, s3_retry_conflicts=True)
 
 
 def _working(duty: Duty) -> Any:

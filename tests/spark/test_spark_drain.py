@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import pgqrs
 from pgqrs.cli.app import app
 from pgqrs.spark.drain import Tally, drain, drained
-from tests.spark.conftest import install
+from tests.spark.conftest import install, s3_url
 from tests.spark.test_spark_crashes import PATIENCE, ROOT
 
 FUNCTION = "tests.spark.draining:double"
@@ -107,6 +107,30 @@ def test_what_comes_later_is_left_to_others(pg_url: str, spark: Any) -> None:
         duty = Duty(store.config, run.id, "tasks", FUNCTION, ids[2], 1000, 30.0)
         assert list(work(duty)) == [Tally(completed=3)]
         assert store.admin().queue_stats("tasks").ready == 2
+
+
+def test_tasks_that_lose_a_race_for_an_object_try_again(
+    moto: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pgqrs.spark.drain import Duty, config_of_tasks, events, work
+
+    url = s3_url(moto)
+    install(url)
+    with pgqrs.Store(url) as store:
+        fill(store, 5)
+        run = drain.start("tasks", FUNCTION, store=store)
+        add, rivals = events.add, [store.producer("others")]
+
+        def add_too_late(*args: Any, **kwargs: Any) -> Any:
+            while rivals:
+                rivals.pop().enqueue("first")
+            return add(*args, **kwargs)
+
+        monkeypatch.setattr(events, "add", add_too_late)
+        duty = Duty(config_of_tasks(store), run.id, "tasks", FUNCTION, 10**9, 1000, 30.0)
+        assert list(work(duty)) == [Tally(completed=5)]
+        assert rivals == []
+        assert drained(store, run.id) == Tally(completed=5)
 
 
 @pytest.mark.parametrize("function", ["tests.spark.draining:missing", "nowhere:at_all"])

@@ -137,11 +137,6 @@ def test_of_two_that_compact_at_once_the_first_counts(tmp_path: Path) -> None:
     assert sorted(manifests(out)) == ["7.json", "9.json", "c.json"]
 
 
-def killed(url: str, key: str, moment: str, what: str, **arguments: Any) -> None:
-    """A driver is killed at a moment of its run."""
-    killed_at_once(url, [(key, moment, what, arguments)])
-
-
 def killed_at_once(url: str, runs: list[tuple[str, str, str, dict[str, Any]]]) -> None:
     """A driver is killed when each of its runs has come to its moment."""
     child = subprocess.run(
@@ -156,21 +151,28 @@ def killed_at_once(url: str, runs: list[tuple[str, str, str, dict[str, Any]]]) -
 
 def test_drivers_that_are_killed(spark: Any, pg_url: str, tmp_path: Path) -> None:
     fill(pg_url)
-    out = str(tmp_path / "out")
-    arguments = {"out": out, "delete": True}
-    killed(pg_url, "night", "written", "export", **arguments)
-    assert archived(pg_url) == 60
-    killed(pg_url, "night", "deleting", "export", **arguments)
-    assert archived(pg_url) == 50
+    first, second, source = (str(tmp_path / name) for name in ("first", "second", "source"))
+    exporting_first = {"out": first, "queues": ["tasks"], "delete": True}
+    exporting_second = {"out": second, "queues": ["others"], "delete": True}
+    replaying = {"source": source, "queue": "tasks"}
     with pgqrs.Store(pg_url) as store:
-        done = export.run_inline(**arguments, key="night", store=store)
-        assert (done["rows"], archived(pg_url)) == (60, 0)
-        rows = exported(out, spark)
-        assert rows.count() == rows.select("id").distinct().count() == 60
-
-        killed(pg_url, "again", "enqueued", "replay", source=out, queue="tasks")
-        done = replay.run_inline(out, "tasks", key="again", store=store)
-        assert done["messages"] == 60
+        export.run_inline(source, store=store)
+        killed_at_once(
+            pg_url,
+            [
+                ("first", "written", "export", exporting_first),
+                ("second", "deleting", "export", exporting_second),
+                ("again", "enqueued", "replay", replaying),
+            ],
+        )
+        assert archived(pg_url) == 60 - 10
+        for out, arguments in ((first, exporting_first), (second, exporting_second)):
+            key = Path(out).name
+            assert export.run_inline(**arguments, key=key, store=store)["rows"] == 30
+            rows = exported(out, spark)
+            assert rows.count() == rows.select("id").distinct().count() == 30
+        assert archived(pg_url) == 0
+        assert replay.run_inline(**replaying, key="again", store=store)["messages"] == 60
     assert waiting(pg_url, "tasks") == Counter({json.dumps({"n": n}): 2 for n in range(30)})
 
 
