@@ -1,17 +1,11 @@
-"""A run that claims messages, in a process that is killed at a moment that is told:
-`python -m tests.spark.claiming URL DIRECTORY MOMENT`.
-"""
+"""A run that has messages of a queue to its end."""
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 from typing import Any
 
 import pgqrs
-from pgqrs.spark import Claim, Frame, acknowledge, claim, claims, session, spark_step
-from tests.spark.conftest import SETTINGS
+from pgqrs.spark import Claim, Frame, acknowledge, claim, spark_step
 
 
 def lake(directory: str, *_: Any) -> str:
@@ -29,29 +23,9 @@ def payloads(kept: Frame) -> list[str]:
 
 
 @pgqrs.workflow
-def collecting(directory: str) -> dict[str, Any]:
+def collecting(directory: str, queue: str = "tasks") -> dict[str, Any]:
     """From the queue to Parquet, and only then out of the queue."""
-    claimed = claim("tasks")
+    claimed = claim(queue)
     kept = keep(directory, claimed)
     found = payloads(kept)
     return {"payloads": found, "acknowledged": acknowledge(claimed)}
-
-
-def die(*_: Any) -> Any:
-    """The driver and its Java at once."""
-    os.killpg(0, signal.SIGKILL)
-
-
-def main(url: str, directory: str, moment: str) -> None:
-    session("killed", **SETTINGS)
-    if moment == "claimed":  # but not recorded
-        claims.Claim = die  # type: ignore[assignment, misc]
-    else:
-        end = claims.end
-        claims.end = lambda *args: die(end(*args))  # acknowledged, but not recorded
-    with pgqrs.Store(url) as store:
-        collecting.run_inline(directory, key="night", store=store)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

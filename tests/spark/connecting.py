@@ -25,7 +25,6 @@ from pgqrs.spark import (
 )
 from pgqrs.spark.export import export
 from pgqrs.spark.replay import replay
-from pgqrs.spark.report import report
 
 LONG = 10**13
 """Rows that nobody has counted before the test is over."""
@@ -104,7 +103,6 @@ def use_pipelines(store: pgqrs.Store) -> None:
     assert export.run_inline(out, ["tasks"], delete=True, store=store)["rows"] == 100
     assert replay.run_inline(out, "tasks", store=store)["messages"] == 100
     assert taking.run_inline(store=store) == [100, 100]
-    assert report.run_inline(str(root / "report"), ["tasks"], store=store)["rows"] > 0
 
 
 def main() -> None:

@@ -22,10 +22,12 @@ from deltalake.exceptions import CommitFailedError
 
 import pgqrs
 from pgqrs.repositories import archive, writes
-from pgqrs.spark import compact, export, replay, session
+from pgqrs.spark import claims, compact, export, replay, session
+from tests.spark.claiming import collecting
 from tests.spark.conftest import SETTINGS
 
 PIPELINES: dict[str, Any] = {
+    "collecting": collecting,
     "compact": compact.compact,
     "export": export.export,
     "replay": replay.replay,
@@ -85,6 +87,8 @@ def prepare(end: Barrier) -> None:
     stop("published", export, "write_text", last=export.write_text)
     stop("appended", export, "append_once", last=export.append_once)
     stop("enqueued", writes, "message_count")
+    stop("claimed", claims.Stream, "close", last=claims.Stream.close)
+    stop("acknowledged", claims, "end", last=claims.end)
     # What it has done in part. The first transaction is committed when the second begins.
     stop("deleting", archive, "forget", calls=1)
     stop("deleting files", compact, "open_files", calls=1, last=delete_a_file)

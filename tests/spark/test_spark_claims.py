@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +11,14 @@ import pytest
 import pgqrs
 from pgqrs.spark import acknowledge, claim
 from tests.spark.claiming import collecting
+from tests.spark.test_spark_export import killed_at_once
 
 TEXTS = sorted(str(n) for n in range(25))
 
 
-def state(store: pgqrs.Store) -> tuple[int, int, int]:
+def state(store: pgqrs.Store, queue: str = "tasks") -> tuple[int, int, int]:
     """Messages that are ready, in flight, and done."""
-    found = store.admin().queue_stats("tasks")
+    found = store.admin().queue_stats(queue)
     return found.ready, found.leased, found.archived[pgqrs.ArchiveReason.COMPLETED]
 
 
@@ -82,27 +81,24 @@ def test_a_table_of_what_is_claimed_claims_nothing(spark: Any, fill: pgqrs.Store
     assert state(fill) == (25, 0, 0)
 
 
-def killed(url: str, directory: Path, moment: str) -> None:
-    child = subprocess.run(
-        [sys.executable, "-m", "tests.spark.claiming", url, str(directory), moment],
-        capture_output=True,
-        text=True,
-        start_new_session=True,
-        timeout=240,
-        check=False,
-    )
-    assert child.returncode == -9, child.stderr
-
-
 def test_drivers_that_are_killed(spark: Any, pg_url: str, tmp_path: Path) -> None:
+    runs = {queue: {"directory": str(tmp_path), "queue": queue} for queue in ("tasks", "others")}
     with pgqrs.Store(pg_url) as store:
         store.admin().create_queue(collecting.queue, lease=3)
-        store.producer("tasks").enqueue_many(range(25))
-        killed(pg_url, tmp_path, "claimed")
-        assert state(store) == (0, 25, 0)
-        killed(pg_url, tmp_path, "acknowledged")
-        assert state(store) == (0, 0, 25)
-        store.producer("tasks").enqueue("later")
-        done = collecting.run_inline(str(tmp_path), key="night", store=store)
-        assert done == {"payloads": TEXTS, "acknowledged": 25}
-        assert state(store) == (1, 0, 25)
+        for queue in runs:
+            store.producer(queue).enqueue_many(range(25))
+        killed_at_once(
+            pg_url,
+            [
+                ("tasks", "claimed", "collecting", runs["tasks"]),
+                ("others", "acknowledged", "collecting", runs["others"]),
+            ],
+        )
+        assert state(store, "tasks") == (0, 25, 0)
+        assert state(store, "others") == (0, 0, 25)
+        store.producer("others").enqueue("later")
+        for queue, arguments in runs.items():
+            done = collecting.run_inline(**arguments, key=queue, store=store)
+            assert done == {"payloads": TEXTS, "acknowledged": 25}
+        assert state(store, "tasks") == (0, 0, 25)
+        assert state(store, "others") == (1, 0, 25)

@@ -1,4 +1,4 @@
-"""The page on Spark, in a process of its own: Spark knows the environment in which it was started, and the
+"""The page on Spark, in a process of its own: Spark knows the environment it was started in, and the
 page sets its own.
 """
 
