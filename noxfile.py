@@ -130,8 +130,7 @@ def s3(session: nox.Session) -> None:
 def spark(session: nox.Session) -> None:
     """The data pipeline on a real Spark, in this process. Brings Java along where there is none."""
     install(session, "test", "spark", extras="s3,spark,delta")
-    # Three: most of the time one waits for a process to start, or for a lease to lapse.
-    pytest(session, "-n", "3", "--dist", "loadfile", "tests/spark")
+    pytest(session, "-n", "2", "--dist", "loadfile", "tests/spark")
 
 
 @nox.session

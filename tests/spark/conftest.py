@@ -24,6 +24,9 @@ SETTINGS: dict[str, Any] = {
     "driver_memory": "1g",
     "ui_enabled": False,
     "sql_shuffle_partitions": 2,
+    # Rows are few: compiling a query would take longer than running it does.
+    "sql_codegen_wholeStage": False,
+    "sql_codegen_factoryMode": "NO_CODEGEN",
     # What is compiled thoroughly pays off after minutes, and collecting in parallel with more memory.
     "driver_extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }

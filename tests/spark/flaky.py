@@ -1,21 +1,26 @@
 """The data source, with accidents: what they are is told by options that begin with `test`.
 
-Run as a program it writes numbers to a queue, in a process that can be killed.
+Run as a program it writes numbers to a queue twice, at once, in a process that is killed when one write
+is about to be published, and the other was.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from pgqrs.spark import source
 from pgqrs.spark.writing import Writer
 from pyspark_pgqrs import DefaultSource
+
+ACCIDENTS = ("before", "after")
+"""Of the driver, with respect to publishing."""
 
 
 class FlakySource(DefaultSource):
@@ -57,22 +62,32 @@ class FlakyWriter(Writer):
         return True
 
     def _kill_driver(self) -> None:
-        """The driver and its Java, which are a group of processes; and this one, which is not."""
+        """The driver and its Java, which are a group of processes; and this one, which is not. Not
+        before the other write has come to its accident.
+        """
+        (self.marker / self.accident).touch()
+        while not all((self.marker / accident).exists() for accident in ACCIDENTS):
+            time.sleep(0.05)
         os.killpg(int((self.marker / "driver").read_text()), signal.SIGKILL)
         os._exit(1)
 
 
-def main(url: str, marker: str, options: str) -> None:
-    from pgqrs.spark import session
+def main(url: str, marker: str) -> None:
+    from pgqrs.spark.session import activate, session
     from tests.spark.conftest import SETTINGS
 
     spark = session("killed", **SETTINGS)
     spark.dataSource.register(FlakySource)
     (Path(marker) / "driver").write_text(str(os.getpgid(0)))
-    frame = numbers(spark)
-    frame.write.format("flaky").mode("append").option("url", url).options(
-        testMarker=marker, **json.loads(options)
-    ).save()
+
+    def save(accident: str) -> None:
+        activate(spark)
+        options = {"queue": "tasks", "writeId": accident, "testAccident": accident}
+        writing = numbers(spark).write.format("flaky").mode("append").option("url", url)
+        writing.options(testMarker=marker, **options).save()
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(save, ACCIDENTS))
     print("not killed")
 
 

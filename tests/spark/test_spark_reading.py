@@ -15,7 +15,7 @@ import pytest
 
 import pgqrs
 from pgqrs.repositories.scans import Bounds, Kind
-from pgqrs.spark import workers
+from pgqrs.spark import source, workers
 from pgqrs.spark.arrow import with_names
 from pgqrs.spark.options import Where
 from pgqrs.spark.places import PostgresPlace, place_of
@@ -232,11 +232,12 @@ def test_a_url_in_the_environment(spark: Any, capsys: Any) -> None:
     ],
 )
 def test_options_that_cannot_be(
-    spark: Any, sqlite_database: str, options: dict[str, str], problem: str
+    sqlite_database: str, options: dict[str, str], problem: str
 ) -> None:
     install(sqlite_database)
-    with pytest.raises(Exception, match=problem):
-        read(spark, options.pop("url", sqlite_database), **options).count()
+    given = {"url": sqlite_database} | options
+    with pytest.raises(pgqrs.PgqrsError, match=problem):
+        source.reader(given, source.schema(given)).partitions()
 
 
 def test_schemas_that_cannot_be(spark: Any, sqlite_database: str) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 import pgqrs
 from pgqrs.models import writes
-from pgqrs.spark import finish
+from pgqrs.spark import finish, source
 
 ENQUEUE = """
 INSERT INTO pgqrs_messages (queue_id, priority, ready, vt, read_ct, released_ct, enqueued_at, payload)
@@ -186,6 +186,6 @@ def test_a_batch_of_a_stream_has_no_id_to_choose(pg_url: str, spark: Any, tmp_pa
         ({"mode": "tail", "queue": "tasks", "columns": "vt"}, "vt"),
     ],
 )
-def test_options_are_checked(spark: Any, options: dict[str, str], complaint: str) -> None:
-    with pytest.raises(Exception, match=complaint):
-        spark.readStream.format("pgqrs").options(url="sqlite:///x.db", **options).load()
+def test_options_are_checked(options: dict[str, str], complaint: str) -> None:
+    with pytest.raises(pgqrs.InvalidArgument, match=complaint):
+        source.schema({"url": "sqlite:///x.db"} | options)
