@@ -21,7 +21,6 @@ from sqlalchemy import Table
 from sqlalchemy.dialects import postgresql
 
 NULL = struct.pack(">i", -1)
-NOTHING = pa.scalar(b"", pa.binary())
 PIECE = 8 * 1024 * 1024
 """Bytes of columns that are made into rows at a time."""
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
@@ -112,7 +111,7 @@ def _numbers(array: Any, number: str) -> Any:
 def _texts(array: Any, prefix: bytes) -> Any:
     full = pc.fill_null(pc.cast(array, pa.binary()), b"")
     lengths = pc.binary_length(full).to_numpy() + len(prefix)
-    return pc.binary_join_element_wise(_bytes(lengths.astype(">i4")), prefix, full, NOTHING)
+    return _join(_bytes(lengths.astype(">i4")), prefix, full)
 
 
 def _bytes(fixed: Any) -> Any:
@@ -130,7 +129,13 @@ def _joined(cells: list[Any]) -> memoryview:
             together[-1] += cell
         else:
             together.append(cell)
-    return _data(pc.binary_join_element_wise(*together, NOTHING))
+    return _data(_join(*together))
+
+
+def _join(*cells: Any) -> Any:
+    # The last is what goes between them. Not a constant of the module: making the first scalar has
+    # Arrow import pandas, and those who only plan need neither.
+    return pc.binary_join_element_wise(*cells, pa.scalar(b"", pa.binary()))
 
 
 def _data(array: Any) -> memoryview:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -71,3 +72,11 @@ def test_the_launcher_keeps_all_other_arguments(tmp_path: Path) -> None:
     arguments = ["-a b", "", "--add-modules=jdk.incubator.vector", "*", "'"]
     run = subprocess.run([launcher, *arguments], capture_output=True, text=True, check=True)
     assert run.stdout == "-a b||*|'|"
+
+
+def test_planning_needs_no_pandas() -> None:
+    """It is slow to import, and each of Spark's processes would."""
+    modules = ("reading", "writing", "streaming", "sinks")
+    names = ", ".join(f"pgqrs.spark.{module}" for module in modules)
+    check = f"import sys, {names}; sys.exit('pandas' in sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True)
