@@ -130,7 +130,8 @@ def s3(session: nox.Session) -> None:
 def spark(session: nox.Session) -> None:
     """The data pipeline on a real Spark, in this process. Brings Java along where there is none."""
     install(session, "test", "spark", extras="s3,spark,delta")
-    pytest(session, "-n", "2", "--dist", "loadfile", "tests/spark")
+    by_file = ("--dist", "loadfile", "--no-loadscope-reorder")
+    pytest(session, "-n", "2", *by_file, "tests/spark")
 
 
 @nox.session

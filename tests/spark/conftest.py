@@ -32,8 +32,14 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+LONGEST = tuple(f"test_spark_{name}.py" for name in ("page", "stream_crashes", "connect"))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """PySpark leaves sockets to the garbage collector."""
+    """What takes longest comes first, so that nobody waits for it at the end. PySpark leaves sockets to
+    the garbage collector.
+    """
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
