@@ -53,6 +53,10 @@ class Sentry(ABC):
         """Whether anybody waits just now. The first who does starts the thread."""
         if not wanted:
             self._wanted.clear()
+            if (
+                self._stop.is_set()
+            ):  # else a thread that is to end would wait for the next who waits
+                self._wanted.set()
             return
         self._wanted.set()
         if self._thread is None:

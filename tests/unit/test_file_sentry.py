@@ -60,6 +60,31 @@ def test_a_directory_that_is_not_there_is_not_watched(tmp_path: Path) -> None:
     assert inotify.watch(tmp_path / "nowhere", ["q.db"]) is None
 
 
+def test_a_sentry_ends_though_the_last_who_waited_leaves_after_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sentry = FileSentry(str(tmp_path / "q.db"))
+    waiting, go_on = threading.Event(), threading.Event()
+
+    def wait() -> bool:
+        waiting.set()
+        return not go_on.wait(LONG)
+
+    monkeypatch.setattr(sentry, "_wait", wait)
+    sentry.want(True)
+    assert waiting.wait(LONG)
+    sentry.stop_soon()
+    sentry.want(False)
+    go_on.set()
+    thread = sentry._thread
+    assert thread is not None
+    thread.join(5)
+    ended = not thread.is_alive()
+    sentry.want(True)  # lets it go in any case
+    sentry.stop()
+    assert ended
+
+
 @pytest.mark.parametrize("by", ["the kernel", "looking", "looking though the kernel is silent"])
 def test_a_sentry_rings_for_each_write(
     by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
