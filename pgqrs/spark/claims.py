@@ -16,6 +16,7 @@ from pgqrs.repositories.streams import ANY
 from pgqrs.spark.pipelines import database_options
 from pgqrs.spark.session import current_session
 from pgqrs.spark.steps import current_attempt, spark_step
+from pgqrs.stores import Database
 from pgqrs.streams import LARGEST, Stream, batches, end
 
 if TYPE_CHECKING:
@@ -46,18 +47,20 @@ def claim(queue: str, limit: int | None = None) -> Claim:
     stream = Stream(database, f"run-{attempt.run_id}-{attempt.step_id}", queue)
     try:
         # An attempt that did not live to record it may have claimed some.
-        held = batches(database, stream.name, after=0, through=ANY)
-        rows = sum(len(batch.holds.tokens) for batch in held)
+        rows = _held(database, stream.name)
         ready = attempt.store.admin().queue_stats(queue).ready
         wanted = rows + ready if limit is None else limit
-        while rows < wanted:
-            batch = stream.add_batch(limit=min(wanted - rows, LARGEST))
-            if batch is None:
-                break
-            rows += len(batch.holds.tokens)
+        while rows < wanted and stream.add_batch(limit=min(wanted - rows, LARGEST)):
+            # Counted anew: a claim whose answer was lost is repeated, and both count.
+            rows = _held(database, stream.name)
     finally:
         stream.close()
     return Claim(queue, stream.name, rows)
+
+
+def _held(database: Database, stream: str) -> int:
+    held = batches(database, stream, after=0, through=ANY)
+    return sum(len(batch.holds.tokens) for batch in held)
 
 
 @spark_step(name="acknowledge")
