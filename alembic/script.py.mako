@@ -2,7 +2,8 @@
 
 import sqlalchemy as sa
 from alembic import op
-from pgqrs.schema import forget, is_applied, record
+
+from pgqrs.frozen import forget, is_applied, record
 ${imports if imports else ""}
 revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}
@@ -14,7 +15,7 @@ def upgrade() -> None:
     if is_applied(op, revision):
         return
     ${upgrades if upgrades else "pass"}
-    record(op, revision)
+    record(op, revision, __file__)
 
 
 def downgrade() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 Backend = Literal["sqlite", "postgres"]
-Side = Literal["raw", "pgqrs", "buffer"]
+Side = Literal["raw", "pgqrs", "buffer", "limited"]
 QUEUE = "bench"
 LEASE = 3600.0
 

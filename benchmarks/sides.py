@@ -1,4 +1,6 @@
-"""The sides: pgqrs as its users call it, the same through a buffer, and the hand-written SQL."""
+"""The sides: pgqrs as its users call it, the same through a buffer and on a queue with limits, and the
+hand-written SQL.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ class BufferDriver(PgqrsDriver):
 
 def open_driver(side: Side, backend: Backend, dsn: str) -> Driver:
     """One side, with connections of its own."""
-    if side == "pgqrs":
+    if side in ("pgqrs", "limited"):
         return PgqrsDriver(dsn)
     if side == "buffer":
         return BufferDriver(dsn)

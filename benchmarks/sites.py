@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import psycopg
 
 from benchmarks.driver import QUEUE, Backend, payloads
-from pgqrs import Store
+from pgqrs import Rate, Store
 from pgqrs.testing.postgres import local_postgres
 
 _PAYLOAD = json.dumps(payloads(1)[0])
@@ -98,6 +98,13 @@ class Site(ABC):
     def count_archived(self) -> int:
         """How many messages are finished."""
         return int(self.value("SELECT count(*) FROM pgqrs_archive"))
+
+    def limit(self) -> None:
+        """Give the queue limits of every kind, none of which is ever reached."""
+        with Store(self.dsn) as store, store.admin() as admin:
+            admin.configure_queue(
+                QUEUE, max_in_flight=10_000, max_in_flight_per_key=1000, rate=Rate(10**9, per=1)
+            )
 
     @abstractmethod
     def empty(self) -> None:

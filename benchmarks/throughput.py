@@ -2,7 +2,8 @@
 
 `enqueue` is one by one, `enqueue_many` a thousand at a time. `drain-100x4` is 4 processes which
 claim and ack a hundred at a time until a full queue is empty. `buffer-100x4` compares that with the
-same through buffers, which hand out and take acks one by one. `threads` compares one thread that
+same through buffers, which hand out and take acks one by one, and `limited-100x4` with the same on a
+queue with limits. `threads` compares one thread that
 enqueues with 16 on the same store.
 """
 
@@ -43,6 +44,13 @@ FULL = Sizes(
     rounds=7, singles=2000, batches=20, drained={1: 2000, 10: 10_000, 100: 30_000, 500: 50_000}
 )
 QUICK = Sizes(rounds=5, singles=200, batches=3, drained={1: 200, 10: 1000, 100: 4000, 500: 8000})
+SIDES_OF: dict[str, tuple[Side, Side]] = {
+    "drain": SIDES,
+    "buffer": ("pgqrs", "buffer"),
+    "limited": ("pgqrs", "limited"),
+}
+"""What a drain compares."""
+LIMITED = {"limited-1x4": 0.4, "limited-10x4": 0.4, "limited-100x4": 0.4}
 TARGETS: dict[Backend, dict[str, float]] = {
     "postgres": {
         "enqueue": 0.65,
@@ -50,12 +58,14 @@ TARGETS: dict[Backend, dict[str, float]] = {
         "drain-1x1": 0.65,
         "drain-100x1": 0.75,
         "drain-100x4": 0.75,
+        **LIMITED,
     },
     "sqlite": {
         "enqueue": 0.5,
         "enqueue_many": 0.75,
         "drain-100x1": 0.75,
         "drain-100x4": 0.75,
+        **LIMITED,
         "threads": 2.0,
     },
 }
@@ -65,8 +75,9 @@ def names(backend: Backend) -> list[str]:
     """All benchmarks of this file."""
     drains = [f"drain-{batch}x{consumers}" for consumers in (1, 4) for batch in FULL.drained]
     buffers = [f"buffer-100x{consumers}" for consumers in (1, 4)]
+    limited = [f"limited-{batch}x4" for batch in (1, 10, 100)]
     threads = ["threads"] if backend == "sqlite" else []
-    return ["enqueue", "enqueue_many", *drains, *buffers, *threads]
+    return ["enqueue", "enqueue_many", *drains, *buffers, *limited, *threads]
 
 
 def measure(
@@ -76,6 +87,8 @@ def measure(
     sizes = QUICK if quick else FULL
     every_side = get_args(Side)
     sites = {side: make_site(f"throughput_{side}") for side in every_side} if wanted else {}
+    if sites:
+        sites["limited"].limit()
     for name in wanted:
         with _contest(name, sites, sizes) as (baseline, pgqrs):
             rates = _in_turns(baseline, pgqrs, sizes.rounds)
@@ -98,9 +111,9 @@ def _contest(name: str, sites: dict[Side, Site], sizes: Sizes) -> Iterator[tuple
     with ExitStack() as stack:
         if kind == "threads":
             yield _thread_rounds(stack, sites["pgqrs"], sizes.singles)
-        elif kind in ("drain", "buffer"):
+        elif kind in SIDES_OF:
             batch, consumers = map(int, shape.split("x"))
-            sides: tuple[Side, Side] = SIDES if kind == "drain" else ("pgqrs", "buffer")
+            sides = SIDES_OF[kind]
             yield _drain_rounds(stack, sites, sides, batch, consumers, sizes.drained[batch])
         else:
             amount = sizes.singles if kind == "enqueue" else sizes.batches * BATCH

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import IntegrityError
 
 from pgqrs import moving
 from pgqrs.errors import (
+    ConstraintViolated,
     InvalidArgument,
     MessageNotFound,
     NotSupported,
@@ -23,7 +23,10 @@ from pgqrs.errors import (
 )
 from pgqrs.matching import ANYTHING, ArchiveFilter, archive_filter, reasons
 from pgqrs.moving import CopiedTable, Opened, Progress
+from pgqrs.queue_making import check_name
 from pgqrs.repositories import archive, dequeue, messages, queues, stats, streams, workers
+from pgqrs.repositories.reading import Unreadable, carefully
+from pgqrs.s3_cost import S3Cost, S3Prices, measured
 from pgqrs.stores import Database, Remote, Work
 from pgqrs.types import (
     ArchivedMessage,
@@ -35,6 +38,7 @@ from pgqrs.types import (
     Rate,
     S3State,
     S3Stats,
+    S3Version,
     StreamInfo,
     WorkerInfo,
     WorkerStatus,
@@ -42,11 +46,15 @@ from pgqrs.types import (
     whole,
 )
 
-MAX_NAME = 255
 CANCELLED = "cancelled"
 """The error of a message that was cancelled."""
 BATCH = 1000
-"""Rows deleted in one transaction by the operations that may have many to delete."""
+"""Rows that one statement deletes, of the operations that may have many to delete. Each batch has a
+transaction of its own, but in S3, where all of them share one upload.
+"""
+
+
+T = TypeVar("T")
 
 
 class _Unchanged:
@@ -75,7 +83,12 @@ class Admin:
         self._database.install()
 
     def verify(self) -> None:
-        """Raise the error that says how the tables differ from what this version needs."""
+        """Raise the error that says how the tables differ from what this version needs.
+
+        The recorded revisions are compared with those of this version, and every table, column,
+        index and constraint with the models. Opening a store compares the revisions, and looks
+        whether all tables and indexes are there.
+        """
         self._database.verify()
 
     def copy_to(self, store: Opened, *, progress: Progress | None = None) -> list[CopiedTable]:
@@ -99,6 +112,8 @@ class Admin:
         max_in_flight: int | None = None,
         max_in_flight_per_key: int | None = None,
         rate: Rate | None = None,
+        max_lease: Duration | None = None,
+        max_releases: int | None = None,
         if_not_exists: bool = False,
     ) -> Queue:
         """A new queue.
@@ -108,24 +123,30 @@ class Admin:
 
         Limits: `max_in_flight` messages are held at a time, and of those with the same key
         `max_in_flight_per_key`; no more than `rate` are claimed in its period.
+        Bounds: nobody holds a message for longer than `max_lease` without extending it, and one that
+        is given back more often than `max_releases` goes to the archive as failed.
         """
-        _valid_name(name)
-        defaults, now = self._database.config, self._database.now()
+        check_name(name)
+        defaults = self._database.config
         settings = _settings(
-            lease=defaults.lease if lease is None else lease,
+            lease=_shorter(defaults.lease, max_lease) if lease is None else lease,
             max_read_ct=defaults.max_read_ct if max_read_ct is None else max_read_ct,
             retention=retention,
             max_in_flight=max_in_flight,
             max_in_flight_per_key=max_in_flight_per_key,
             rate=rate,
+            max_lease=max_lease,
+            max_releases=max_releases,
         )
 
         def work(connection: Connection) -> Queue:
+            now = self._database.now()
             return queues.create(connection, name, if_not_exists=if_not_exists, now=now, **settings)
 
         try:
-            return self._database.write(work)
-        except IntegrityError:  # somebody else created it meanwhile: now it is found
+            with self._database.savepoint():
+                return self._database.write(work)
+        except ConstraintViolated:  # somebody else created it meanwhile: now it is found
             return self._database.write(work)
 
     def get_queue(self, name: str) -> Queue:
@@ -146,6 +167,8 @@ class Admin:
         max_in_flight: int | None = UNCHANGED,
         max_in_flight_per_key: int | None = UNCHANGED,
         rate: Rate | None = UNCHANGED,
+        max_lease: Duration | None = UNCHANGED,
+        max_releases: int | None = UNCHANGED,
     ) -> Queue:
         """Change settings of a queue; they count from the next operation on."""
         settings = _settings(
@@ -155,6 +178,8 @@ class Admin:
             max_in_flight=max_in_flight,
             max_in_flight_per_key=max_in_flight_per_key,
             rate=rate,
+            max_lease=max_lease,
+            max_releases=max_releases,
         )
         configured = self._configure(name, **settings)
         self._database.ring(name)  # there may be more room now
@@ -171,14 +196,49 @@ class Admin:
         return resumed
 
     def purge_queue(self, name: str) -> int:
-        """Delete all messages of a queue, also held ones. Returns how many."""
-        self.get_queue(name)
-        now = self._database.now()
-        return self._in_batches(lambda c: queues.purge(c, name, limit=BATCH, now=now))
+        """Delete all messages that a queue holds now, also held ones. Returns how many.
+
+        In bounded batches, each its own transaction. What is enqueued meanwhile stays.
+        """
+        through = self._database.read(lambda c: queues.last_message(c, name))
+        total, locked = 0, [0]
+        while locked:
+            purged, locked = self._purge_between(name, after=locked[0] - 1, through=through)
+            total += purged
+            if locked:  # by somebody who claims or ends it just now
+                self._database.write(
+                    lambda c, id=locked[0]: queues.wait_for(c, id),  # type: ignore[misc]
+                    single=True,
+                    repeatable=True,
+                )
+        return total
+
+    def _purge_between(self, name: str, *, after: int, through: int) -> tuple[int, list[int]]:
+        """Returns how many messages were deleted, and which were locked by others."""
+        done = self._database.write_in_batches(
+            partial(self._purge_batch, name, through), after=after
+        )
+        locked = [id for batch in done for id in batch.locked]
+        return sum(batch.deleted for batch in done), locked
+
+    def _purge_batch(
+        self, name: str, through: int, connection: Connection, after: int
+    ) -> tuple[queues.Purged, int | None]:
+        purged = queues.purge(
+            connection, name, after=after, through=through, limit=BATCH, now=self._database.now()
+        )
+        return purged, purged.last
 
     def delete_queue(self, name: str, *, force: bool = False) -> None:
-        """Delete a queue and its archive; refused while messages remain, unless forced."""
-        self._database.write(lambda c: queues.remove(c, name, force=force))
+        """Delete a queue and its archive; refused while messages remain or schedules use it
+        (`QueueScheduled` names them), unless forced.
+
+        By force, the runs of workflows whose messages it held end as failed, and its schedules say that
+        they cannot tick until there is such a queue again.
+        """
+        self._database.write(
+            lambda c: queues.remove(c, name, force=force, now=self._database.now())
+        )
 
     def expire(self, queue: str) -> int:
         """Archive what has expired, and what lapsed for good. Returns how many.
@@ -186,8 +246,10 @@ class Admin:
         Dequeueing does this in passing; this is for queues that nobody dequeues from.
         """
         self.get_queue(queue)
-        now, total = self._database.now(), 0
-        while swept := self._database.write(lambda c: dequeue.sweep(c, queue, now=now)):
+        total = 0
+        while swept := self._database.write(
+            lambda c: dequeue.sweep(c, queue, now=self._database.now())
+        ):
             total += swept
         return total
 
@@ -195,7 +257,14 @@ class Admin:
 
     def get_message(self, id: int) -> Message:
         """A message that is not finished yet."""
-        found = self._database.read(lambda c: messages.get(c, id))
+        return self._one(messages.get, id)
+
+    def _one(self, get: Callable[..., T | None], id: int) -> T:
+        """A message, or an archived one; bare if it cannot be read."""
+        try:
+            found = self._database.read(lambda c: get(c, id))
+        except Unreadable:
+            found = self._database.read(lambda c: get(c, id, bare=True))
         if found is None:
             raise MessageNotFound(id)
         return found
@@ -207,13 +276,13 @@ class Admin:
         A worker that is at work on it learns that when it next renews the lease; what comes of it
         does not count.
         """
-        now = self._database.now()
-        queue = self._database.read(lambda c: messages.get(c, id))
+        queue = self._database.read(lambda c: messages.get(c, id, bare=True))
         if queue is None:
             self.get_archived(id)
             return False
         cancelled = self._database.write(
-            lambda c: archive.cancel(c, id, error=CANCELLED, now=now), repeatable=True
+            lambda c: archive.cancel(c, id, error=CANCELLED, now=self._database.now()),
+            repeatable=True,
         )
         self._database.ring_of_results(queue.queue)
         return cancelled
@@ -222,16 +291,17 @@ class Admin:
         """Messages by id, without claiming them; `after` is the last id of the page before."""
         limit = whole("n", n, low=1, high=100_000)
         self.get_queue(queue)
-        return self._database.read(lambda c: messages.peek(c, queue, limit=limit, after=after))
+        asked: dict[str, Any] = {"limit": limit, "after": after}
+        return carefully(
+            lambda bare: self._database.read(lambda c: messages.peek(c, queue, bare=bare, **asked)),
+            lambda found: self.get_message(found.id),
+        )
 
     # The archive
 
     def get_archived(self, id: int) -> ArchivedMessage:
         """How the message of this id ended."""
-        found = self._database.read(lambda c: archive.get(c, id))
-        if found is None:
-            raise MessageNotFound(id)
-        return found
+        return self._one(archive.get, id)
 
     def list_archive(
         self,
@@ -268,8 +338,9 @@ class Admin:
         All of them or none. The archive keeps them, with what they became.
         """
         wanted = [ids] if isinstance(ids, int) else list(ids)
-        now = self._database.now()
-        replayed = self._database.write(lambda c: archive.replay_messages(c, wanted, now=now))
+        replayed = self._database.write(
+            lambda c: archive.replay_messages(c, wanted, now=self._database.now())
+        )
         for queue in replayed.queues:
             self._database.ring(queue)
         return replayed.ids
@@ -317,17 +388,26 @@ class Admin:
         kept = retention if older_than is None else older_than
         if kept is None:
             return 0
-        age, ended, now = seconds("older_than", kept), reasons(reason), self._database.now()
-        return self._in_batches(
-            lambda c: archive.purge(c, queue, reasons=ended, older_than=age, limit=BATCH, now=now)
-        )
+        age, ended = seconds("older_than", kept), reasons(reason)
+
+        def batch(connection: Connection, _: int) -> tuple[int, int | None]:
+            purged = archive.purge(
+                connection,
+                queue,
+                reasons=ended,
+                older_than=age,
+                limit=BATCH,
+                now=self._database.now(),
+            )
+            return purged.forgotten, 0 if purged.found == BATCH else None
+
+        return sum(self._database.write_in_batches(batch))
 
     # Workers
 
     def list_workers(self) -> list[WorkerInfo]:
         """All workers, with when they were last heard of."""
-        now = self._database.now()
-        return self._database.read(lambda c: workers.find(c, now=now))
+        return self._database.read(lambda c: workers.find(c, now=self._database.now()))
 
     def suspend_worker(self, id: int) -> None:
         """Let a worker claim nothing until resumed."""
@@ -341,14 +421,34 @@ class Admin:
         """Tell a worker to leave: its next dequeue raises `WorkerStopped`."""
         self._tell(id, WorkerStatus.STOPPED)
 
+    def release_worker(self, id: int) -> int:
+        """Give back what a worker holds, as `release` does: the attempts do not count. Returns how many
+        messages that were.
+
+        For a worker that is lost, or hangs: whoever it is, it holds them no longer. One that still runs
+        goes on claiming; tell it to stop first.
+        """
+        whole("id", id, low=1, high=2**63 - 1)
+
+        def batch(connection: Connection, after: int) -> tuple[workers.Released, int | None]:
+            released = workers.release(
+                connection, id, after=after, limit=BATCH, now=self._database.now()
+            )
+            return released, released.last
+
+        released = self._database.write_in_batches(batch, repeatable=True)
+        for queue in {queue for each in released for queue in each.queues}:
+            self._database.ring(queue)
+        return sum(each.messages for each in released)
+
     def purge_workers(self, *, silent_for: Duration = 300.0) -> int:
         """Delete the rows of workers not heard of for so long. Returns how many.
 
         What they held comes back when its leases lapse. One that was only slow registers anew.
         """
-        age, now = seconds("silent_for", silent_for), self._database.now()
+        age = seconds("silent_for", silent_for)
         return self._database.write(
-            lambda c: workers.purge(c, silent_for=age, now=now), repeatable=True
+            lambda c: workers.purge(c, silent_for=age, now=self._database.now()), repeatable=True
         )
 
     # Streams
@@ -363,9 +463,8 @@ class Admin:
         For a stream that nobody will go on with: what it claims does not come back by itself. If
         somebody does work with it, that ends with `StreamTaken`.
         """
-        now = self._database.now()
         queue, released = self._database.write(
-            lambda c: streams.release(c, name, now=now), repeatable=True
+            lambda c: streams.release(c, name, now=self._database.now()), repeatable=True
         )
         self._database.ring(queue)
         return released
@@ -374,13 +473,11 @@ class Admin:
 
     def stats(self) -> list[QueueStats]:
         """What every queue holds now, by name."""
-        now = self._database.now()
-        return self._database.read(lambda c: stats.queue_stats(c, None, now=now))
+        return self._database.read(lambda c: stats.queue_stats(c, None, now=self._database.now()))
 
     def queue_stats(self, queue: str) -> QueueStats:
         """What one queue holds now."""
-        now = self._database.now()
-        found = self._database.read(lambda c: stats.queue_stats(c, queue, now=now))
+        found = self._database.read(lambda c: stats.queue_stats(c, queue, now=self._database.now()))
         if not found:
             raise QueueNotFound(queue)
         return found[0]
@@ -419,6 +516,22 @@ class Admin:
         """What was sent and fetched since the store was opened."""
         return self._remote("s3_stats").stats()
 
+    def s3_cost(self, prices: S3Prices | None = None) -> S3Cost:
+        """What a month costs that goes on as the time since the store was opened: requests and bytes of
+        this store, not those of other processes.
+        """
+        return measured(self.s3_stats(), prices)
+
+    def s3_versions(self, n: int = 100) -> list[S3Version]:
+        """The states of the object that a versioned bucket keeps, the newest first."""
+        return self._remote("s3_versions").versions(whole("n", n, low=1, high=100_000))
+
+    def restore_s3(self, version: str) -> None:
+        """Upload an older state of the object as the newest one. What is there now stays among the
+        versions. `ConflictError` if somebody else uploads meanwhile.
+        """
+        self._remote("restore_s3").restore(version)
+
     def snapshot(self, path: str | Path) -> None:
         """Write the database, as reads see it, to a SQLite file of its own."""
         self._remote("snapshot").snapshot(Path(path))
@@ -427,9 +540,8 @@ class Admin:
         """Nothing to let go of; here so that it reads like a consumer."""
 
     def _configure(self, name: str, **settings: Any) -> Queue:
-        now = self._database.now()
         return self._database.write(
-            lambda c: queues.configure(c, name, now=now, **settings), repeatable=True
+            lambda c: queues.configure(c, name, **settings), repeatable=True
         )
 
     def _remote(self, operation: str) -> Remote:
@@ -446,7 +558,12 @@ class Admin:
             size = BATCH
         while True:
             asked: dict[str, Any] = {"replayed": replayed, "limit": size, "after": after}
-            page = self._database.read(partial(_find_page, queue, chosen, asked))
+            page = carefully(
+                lambda bare, asked=asked: self._database.read(  # type: ignore[misc]
+                    partial(_find_page, queue, chosen, asked | {"bare": bare})
+                ),
+                lambda found: self.get_archived(found.original_message_id),
+            )
             yield [found for found in page if chosen.matches(found)]
             if len(page) < size:
                 return
@@ -460,23 +577,17 @@ class Admin:
         return total
 
     def _replay_once(self, ids: list[int]) -> int:
-        now = self._database.now()
-        return self._database.write(lambda c: archive.replay_once(c, ids, now=now)) if ids else 0
+        return (
+            self._database.write(lambda c: archive.replay_once(c, ids, now=self._database.now()))
+            if ids
+            else 0
+        )
 
     def _tell(self, id: int, status: WorkerStatus) -> None:
         if not self._database.write(
             lambda c: workers.set_status(c, id, status), single=True, repeatable=True
         ):
             raise WorkerNotFound(id)
-
-    def _in_batches(self, work: Work[int]) -> int:
-        """Repeat a bounded work until it finds no full batch any more."""
-        total = 0
-        while True:
-            done = self._database.write(work)
-            total += done
-            if done < BATCH:
-                return total
 
     def __enter__(self) -> Self:
         return self
@@ -503,25 +614,28 @@ def _find_page(
     )
 
 
-def _valid_name(name: str) -> None:
-    if not isinstance(name, str) or not name.strip() or not name.isprintable():
-        raise InvalidArgument("name", f"a queue's name is printable text, not {name!r}")
-    if len(name) > MAX_NAME:
-        raise InvalidArgument("name", f"longer than {MAX_NAME} characters")
-
-
 def _settings(**given: Any) -> dict[str, Any]:
     """Queue settings as they are stored; what is UNCHANGED is left out."""
     settings = {name: value for name, value in given.items() if value is not UNCHANGED}
-    for name in ("lease", "retention"):
+    for name in ("lease", "retention", "max_lease"):
         if settings.get(name) is not None:
             settings[name] = seconds(name, settings[name])
-    if "lease" in settings and not settings["lease"]:
-        raise InvalidArgument("lease", "expected more than 0 seconds")
-    for name in ("max_read_ct", "max_in_flight", "max_in_flight_per_key"):
+    for name in ("lease", "max_lease"):
+        if settings.get(name) == 0.0:
+            raise InvalidArgument(name, "expected more than 0 seconds")
+    if settings.get("max_lease") is not None and settings.get("lease", 0.0) > settings["max_lease"]:
+        raise InvalidArgument(
+            "lease",
+            f"{settings['lease']:g} s is longer than max_lease, {settings['max_lease']:g} s",
+        )
+    for name in ("max_read_ct", "max_in_flight", "max_in_flight_per_key", "max_releases"):
         if settings.get(name) is not None or name == "max_read_ct" in settings:
             whole(name, settings[name], low=1, high=2**31 - 1)
     return settings | (_rate(settings.pop("rate")) if "rate" in settings else {})
+
+
+def _shorter(lease: float, max_lease: Duration | None) -> float:
+    return lease if max_lease is None else min(lease, seconds("max_lease", max_lease))
 
 
 def _rate(rate: Rate | None) -> dict[str, Any]:

@@ -6,42 +6,66 @@ A buffer holds three sets of messages for its consumer:
 - *out*: handed out, and somebody is at work on them;
 - *done*: acked, and the database does not know it yet.
 
-One thread (for asyncio one task), the *keeper*, does what takes time: it claims more when half of
-`n` is used up, acks what is done by size or by time, and renews the leases of all three sets when
-a third of them is over. The keeper dies with its process, and then all three come back by
+One thread (for asyncio one task) claims more when half of `n` is used up, and acks what is done by
+size or by time. The leases of all three sets are renewed by the store's keeper (`keeper`), in a thread
+of its own: also while a claim or an ack hangs. When the process dies, all three come back by
 themselves: also what was done but not yet known to be, which is delivered once more and not lost.
+
+A message that expires while it is ahead is not handed out: the buffer gives it back, and the next
+claim takes it to the archive as expired. A buffer that was not opened has no thread, so it acks at
+once, as its consumer does.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from pgqrs.consumer import MAX_DEQUEUE, Consumer, Held, Holder
-from pgqrs.errors import InvalidArgument, LeaseLost, PgqrsError, StoreClosed
+from pgqrs.errors import InvalidArgument, LeaseLost, PgqrsError, StoreClosed, StoreUnavailable
+from pgqrs.keeper import Keeper, Lease, keeper_of
+from pgqrs.stores.forks import Forking, watch
 from pgqrs.stores.wakeups import Doorbell
 from pgqrs.types import Duration, Message, seconds, whole
 
-RENEW_AFTER = 1 / 3
-"""The part of a lease after which it is renewed: two tries are left before it lapses."""
 REST = 1.0
 """Seconds between two tries at something that failed."""
 NEVER = float("inf")
 
 
-@dataclass(slots=True)
-class _Hold:
-    """A message, and when its lease may have lapsed by the clock of this process."""
+class _Hold(Lease):
+    """A message of a buffer, and when it may have expired, by the clock of this process.
 
-    message: Message
-    lease: float
-    until: float
+    The keeper calls `renewed`, `not_renewed` and `lose` from its thread: none of them may block.
+    """
+
+    __slots__ = ("_buffer", "expires")
+
+    def __init__(
+        self, message: Message, lease: float, *, claimed_at: float, expires: float, buffer: Buffer
+    ) -> None:
+        super().__init__(message, lease, claimed_at=claimed_at)
+        self.expires = expires
+        self._buffer = buffer
+
+    def renewed(self, at: float) -> None:
+        had_lapsed = self.until <= time.monotonic()
+        super().renewed(at)
+        if had_lapsed:
+            self._buffer._announce()  # somebody may wait for it
+
+    def not_renewed(self, error: Exception) -> None:
+        self._buffer._report(error)
+
+    def lose(self) -> None:
+        super().lose()
+        self._buffer._lose(self)
 
 
 class _Asked(NamedTuple):
@@ -49,6 +73,18 @@ class _Asked(NamedTuple):
 
     looks: int
     deadline: float
+
+
+class _AtFork(Forking):
+    """Tells a buffer that it is in a child now; there for as long as the buffer is."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer = weakref.ref(buffer)
+        watch(self)
+
+    def after_fork_in_child(self) -> None:
+        if buffer := self._buffer():
+            buffer._leave_to_parent()
 
 
 class Buffer(Holder):
@@ -89,23 +125,37 @@ class Buffer(Holder):
         """Guards what follows, never while the database is asked, and tells of changes."""
         self._holds: dict[int, _Hold] = {}
         self._ahead: deque[Message] = deque()
+        self._expired: list[Message] = []
         self._done: list[Held] = []
         self._results: dict[int, str] = {}
         self._acked = self._settled = 0
         self._looks_begun = self._looks_ended = 0
         self._lost: list[int] = []
         self._error: Exception | None = None
-        self._closed = False
+        self._opened = self._closed = False
 
         self._look_wanted = True
         self._flush_wanted = False
-        self._look_at = self._ack_at = self._renew_at = NEVER
+        self._look_at = self._ack_at = NEVER
         self._rung = threading.Event()
         self._wake: Callable[[], object] = self._rung.set
         self._heard: Callable[[], object] = lambda: None
         """Both are called from any thread, and must not block."""
         self._opening = threading.Lock()
-        self._keeper: threading.Thread | None = None
+        self._thread: threading.Thread | None = None
+        self._leases: Keeper
+        """Renews what is held; there once the buffer is open."""
+
+        self._at_fork = _AtFork(self)
+
+    def _leave_to_parent(self) -> None:
+        """In a child of a fork: what was read ahead is the parent's. Here nothing of it is handed out,
+        acked or given back.
+        """
+        self._state, self._opening = threading.Condition(), threading.Lock()
+        self._holds, self._ahead, self._done = {}, deque(), []
+        self._expired, self._results, self._lost = [], {}, []
+        self._thread, self._closed = None, True
 
     def _own_worker_id(self) -> int | None:
         return self._consumer.worker_id
@@ -114,17 +164,19 @@ class Buffer(Holder):
 
     def open(self) -> Self:
         """Begin to read ahead, unless that was done. The first step of the iteration does it too."""
-        if self._keeper is None:
+        if self._thread is None:
             with self._opening:
                 self._start()
         return self
 
     def _start(self) -> None:
-        if self._keeper is None and not self._closed:
+        if self._thread is None and not self._closed:
             self._consumer.open()
             self._consumer._buffers.add(self)
-            self._keeper = threading.Thread(target=self._keep, name="pgqrs-buffer", daemon=True)
-            self._keeper.start()
+            self._leases = keeper_of(self._database)
+            self._thread = threading.Thread(target=self._run, name="pgqrs-buffer", daemon=True)
+            self._thread.start()
+            self._opened = True
 
     def __iter__(self) -> Iterator[Message]:
         return self
@@ -145,8 +197,10 @@ class Buffer(Holder):
         done = list(messages)
         self._held(done)  # refuses what cannot be held
         texts = {} if results is None else self._texts(done, list(results))
-        if self._closed:
+        if self._closed or not self._opened:
             self._ack(done, texts)
+            if texts:
+                self._tell_of_results(done)
             return
         with self._state:
             self._results |= texts
@@ -174,8 +228,8 @@ class Buffer(Holder):
         """
         if self._end():
             self._consumer._buffers.discard(self)
-            if self._keeper is not None:
-                self._keeper.join()
+            if self._thread is not None:
+                self._thread.join()
             self._finish()
 
     def __enter__(self) -> Self:
@@ -208,16 +262,37 @@ class Buffer(Holder):
         """The next message that is really held, if there is one now."""
         with self._state:
             self._raise_trouble()
-            if self._closed or not self._ahead:
+            if self._closed:
+                return None
+            self._skip_expired()
+            if not self._ahead:
                 return None
             if self._holds[self._ahead[0].id].until <= time.monotonic():
-                self._renew_at = 0.0  # this process slept: perhaps it is somebody else's by now
-                self._wake()
+                # This process slept: perhaps it is somebody else's by now.
+                self._leases.renew_soon(self._holds.values())
                 return None
             message = self._ahead.popleft()
             if len(self._ahead) == self._n // 2:
                 self._ring()
             return message
+
+    def _skip_expired(self) -> None:
+        """Leave what has expired to the buffer's thread, which gives it back."""
+        before = len(self._expired)
+        while self._ahead and self._has_expired(self._ahead[0]):
+            self._expired.append(self._ahead.popleft())
+        if len(self._expired) > before:
+            self._ring()
+
+    def _has_expired(self, message: Message) -> bool:
+        if message.expires_at is None:
+            return False
+        now = self._database.now()
+        if (
+            now is None
+        ):  # the server tells the time: count from when it said that there is some left
+            return self._holds[message.id].expires <= time.monotonic()
+        return message.expires_at <= now
 
     def _is_over(self, asked: _Asked) -> bool:
         """Whether to give up: closed, or too late, and a look begun after asking found nothing."""
@@ -243,7 +318,7 @@ class Buffer(Holder):
             return self._settled >= mark or self._closed
 
     def _raise_trouble(self) -> None:
-        """What the keeper could tell nobody."""
+        """What went wrong in another thread."""
         lost, error = self._lost, self._error
         self._lost, self._error = [], error if isinstance(error, StoreClosed) else None
         if lost:
@@ -261,19 +336,22 @@ class Buffer(Holder):
             return new
 
     def _finish(self) -> None:
-        """After the keeper has ended: ack what is done, give back what nobody has begun with."""
+        """After the thread has ended: ack what is done, give back what nobody has begun with."""
         self._error = None  # claims matter no more, and acks are tried once more
         try:
             self._flush()
         finally:
-            ahead = list(self._ahead)
+            ahead = [*self._expired, *self._ahead]
+            self._expired.clear()
             self._ahead.clear()
             if ahead:
                 with suppress(LeaseLost):
                     self._consumer.release_many(ahead)
+            with self._state:
+                self._drop(list(self._holds))
         self._raise_trouble()
 
-    # How the keeper is woken, and how it tells of changes
+    # How the buffer's thread is woken, and how it tells of changes
 
     def _ring(self) -> None:
         """There may be something to claim, or somebody to claim for."""
@@ -288,9 +366,9 @@ class Buffer(Holder):
     def _doorbell(self) -> Doorbell:
         return self._consumer._doorbell(self._ring)
 
-    # The keeper
+    # In the buffer's thread
 
-    def _keep(self) -> None:
+    def _run(self) -> None:
         with self._doorbell():
             while not self._closed:
                 self._rung.clear()
@@ -299,11 +377,12 @@ class Buffer(Holder):
     def _step(self) -> float:
         """Do what is due. Returns the seconds until something else is."""
         duties: tuple[Callable[[], object], ...] = (
-            self._flush_if_due,
-            self._renew_if_due,
-            self._refill_if_low,
             self._consumer._presence.keep_alive,
+            self._flush_if_due,
+            self._give_back_expired,
+            self._refill_if_low,
         )
+        failed = False
         for duty in duties:
             if self._closed:
                 return 0.0
@@ -311,12 +390,18 @@ class Buffer(Holder):
                 duty()
             except Exception as exc:
                 self._report(exc)
-                return REST
-        due = min(self._look_at, self._ack_at, self._renew_at) - time.monotonic()
+                failed = True
+                if isinstance(exc, StoreUnavailable):
+                    break  # the others would wait for it as well
+        if failed:
+            return REST
+        due = min(self._look_at, self._ack_at) - time.monotonic()
         return max(0.0, min(due, self._database.config.heartbeat))
 
     def _report(self, error: Exception) -> None:
         with self._state:
+            if error is self._error:
+                return
             self._error = error
             self._look_wanted = True
             self._announce()
@@ -357,48 +442,42 @@ class Buffer(Holder):
             self._consumer._tell_of_results(done)
 
     def _forget(self, done: list[Held]) -> None:
-        by_id = {message for message in done if isinstance(message, int)}
-        for message in done:
-            if isinstance(message, Message):
-                hold = self._holds.get(message.id)
-                if hold is not None and hold.message.read_ct == message.read_ct:
-                    del self._holds[message.id]
-        if by_id:
-            self._drop(by_id)
+        """These are over; not a later claim of one of them."""
+        self._drop(
+            message if isinstance(message, int) else message.id
+            for message in done
+            if isinstance(message, int) or self._has(message)
+        )
 
-    def _drop(self, ids: Collection[int]) -> None:
-        """Messages that are not held any more, handed out or not."""
-        for id in ids:
-            self._holds.pop(id, None)
-        self._ahead = deque(message for message in self._ahead if message.id not in ids)
+    def _has(self, message: Message) -> bool:
+        hold = self._holds.get(message.id)
+        return hold is not None and hold.message.read_ct == message.read_ct
 
-    def _renew_if_due(self) -> None:
-        if self._renew_at > time.monotonic():
-            return
+    def _lose(self, hold: _Hold) -> None:
+        """It has lapsed, or was ended by other means than this buffer."""
         with self._state:
-            held = list(self._holds.values())
-        for lease in {hold.lease for hold in held}:
-            self._renew([hold for hold in held if hold.lease == lease], lease)
-        with self._state:
-            self._schedule_renewal(self._holds.values())
+            if self._holds.get(hold.message.id) is hold:
+                self._drop([hold.message.id])
             self._announce()
 
-    def _renew(self, holds: list[_Hold], lease: float) -> None:
-        asked = time.monotonic()
-        lost: frozenset[int] = frozenset()
-        try:
-            self._consumer.extend_many([hold.message for hold in holds], lease)
-        except LeaseLost as exc:
-            lost = frozenset(exc.ids)
-        with self._state:
-            for hold in holds:
-                hold.until = asked + lease
-            self._drop(lost)  # lapsed, or ended by other means than this buffer
+    def _drop(self, ids: Iterable[int]) -> None:
+        """Messages that are not held any more, handed out or not."""
+        gone = [self._holds.pop(id) for id in ids if id in self._holds]
+        if gone:
+            self._leases.forget(*gone)
+            self._ahead = deque(message for message in self._ahead if message.id in self._holds)
 
-    def _schedule_renewal(self, holds: Iterable[_Hold]) -> None:
-        self._renew_at = min(
-            (hold.until - hold.lease * (1 - RENEW_AFTER) for hold in holds), default=NEVER
-        )
+    def _give_back_expired(self) -> None:
+        with self._state:
+            self._skip_expired()
+            expired = list(self._expired)
+        if not expired:
+            return
+        with suppress(LeaseLost):
+            self._consumer.release_many(expired)
+        with self._state:
+            del self._expired[: len(expired)]
+            self._forget([*expired])
 
     def _refill_if_low(self) -> None:
         if len(self._ahead) > self._n // 2:
@@ -415,14 +494,31 @@ class Buffer(Holder):
         with self._state:
             self._look_at = asked + pause
             self._looks_ended += 1
+            # Claimed again after this process stood still: what was ahead is an earlier claim, and lost.
+            if again := self._holds.keys() & {message.id for message in found}:
+                self._drop(again)
             self._hold(found, asked)
             self._ahead.extend(found)
             self._announce()
 
     def _hold(self, claimed: list[Message], asked: float) -> None:
+        holds = []
         for message in claimed:
-            begun = message.dequeued_at or message.vt
-            lease = (message.vt - begun).total_seconds()
-            self._holds[message.id] = hold = _Hold(message, lease, asked + lease)
-        if claimed:
-            self._renew_at = min(self._renew_at, asked + hold.lease * RENEW_AFTER)
+            since = message.dequeued_at or message.vt
+            left = (message.expires_at - since).total_seconds() if message.expires_at else NEVER
+            lease = self._granted(message)
+            holds.append(_Hold(message, lease, claimed_at=asked, expires=asked + left, buffer=self))
+        self._holds |= {hold.message.id: hold for hold in holds}
+        self._leases.keep(holds)
+
+    def _granted(self, message: Message) -> float:
+        """The lease of a claim: what was asked for, or what the queue gave.
+
+        Not what is left of it: a claim that waited long may have lapsed when it is answered.
+        """
+        asked = self._lease
+        begun = message.dequeued_at or message.vt
+        given = (message.vt - begun).total_seconds()
+        if given > 0:
+            return given if asked is None else min(asked, given)
+        return self._database.config.lease if asked is None else asked

@@ -10,7 +10,8 @@ from __future__ import annotations
 import base64
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from inspect import Parameter
 from typing import Any, NamedTuple
@@ -30,6 +31,43 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
 
 
+Calls = Iterable[tuple[Any, ...] | Mapping[str, Any]]
+"""Arguments of many calls: for each a tuple of them, or a mapping of named ones."""
+
+
+def calls_of(calls: Calls) -> list[Call]:
+    """The calls one by one. What is neither a tuple nor a mapping is refused: a text or a list could be
+    meant as one argument, or as many.
+    """
+    if isinstance(calls, str | Mapping) or not isinstance(calls, Iterable):
+        raise InvalidArgument("calls", f"expected a list of calls, got {type(calls).__name__}")
+    return [_call_of(index, given) for index, given in enumerate(calls)]
+
+
+def _call_of(index: int, given: Any) -> Call:
+    if isinstance(given, Call):
+        return given
+    if isinstance(given, tuple):
+        return Call(tuple(given), {})
+    if isinstance(given, Mapping):
+        return Call((), dict(given))
+    raise InvalidArgument(
+        f"calls[{index}]",
+        f"expected a tuple of arguments, or a mapping of named ones, got {type(given).__name__}",
+    )
+
+
+@contextmanager
+def naming(index: int) -> Iterator[None]:
+    """Errors name which of many calls they are about."""
+    try:
+        yield
+    except InvalidPayload as exc:
+        raise type(exc)(f"calls[{index}].{exc.path}", exc.problem) from exc
+    except InvalidArgument as exc:
+        raise InvalidArgument(f"calls[{index}]", str(exc)) from exc
+
+
 class Signature:
     """What a function's signature and hints say of its arguments and its result."""
 
@@ -37,8 +75,12 @@ class Signature:
         self._function = function
         self._signature = inspect.signature(function)
         self._hints: dict[str, Any] | None = None
+        self._keeps_scalars: bool | None = None
         kinds = {name: found.kind for name, found in self._signature.parameters.items()}
         self._positional = [name for name, kind in kinds.items() if kind in _POSITIONAL]
+        needed = [name for name, found in self._signature.parameters.items() if _is_needed(found)]
+        self._needs_names = not set(needed) <= set(self._positional)
+        self._fewest = len(needed)
         self._rest, self._others = (
             next((name for name, kind in kinds.items() if kind is wanted), None)
             for wanted in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
@@ -56,7 +98,7 @@ class Signature:
 
     def encode(self, call: Call) -> dict[str, Any]:
         """The call as JSON. Arguments are bound as Python would, so wrong ones fail here."""
-        self._bind(call)
+        self.bind(call)
         names = self._positional_names(len(call.args))
         return {
             "args": [
@@ -86,7 +128,20 @@ class Signature:
     def decode_result(self, found: Any) -> Any:
         return converter(self.hints.get("return", Any)).from_json(found)
 
-    def _bind(self, call: Call) -> None:
+    @property
+    def keeps_scalars(self) -> bool:
+        """Whether strings, whole numbers, truth values and None are results that come back as they
+        are. A subclass that decodes them otherwise says so.
+        """
+        if self._keeps_scalars is None:
+            self._keeps_scalars = converter(self.hints.get("return", Any)).identity
+        return self._keeps_scalars
+
+    def bind(self, call: Call) -> None:
+        """`InvalidArgument` unless the function takes these arguments."""
+        fits = self._fewest <= len(call.args) <= len(self._positional)
+        if fits and not call.kwargs and not self._needs_names:
+            return  # asking `inspect` takes as long as a small statement
         try:
             self._signature.bind(*call.args, **call.kwargs)
         except TypeError as exc:
@@ -100,6 +155,12 @@ class Signature:
     def _hint(self, name: str) -> Any:
         hints = self.hints
         return hints[name] if name in hints else hints.get(self._others or name, Any)
+
+
+def _is_needed(parameter: Parameter) -> bool:
+    """True if a call has to give it a value."""
+    open_ended = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    return parameter.default is Parameter.empty and parameter.kind not in open_ended
 
 
 def _to_json(hint: Any, value: Any, name: str) -> Any:

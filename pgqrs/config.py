@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +18,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from pgqrs.errors import InvalidConfig
+from pgqrs.types import MAX_JSON_DEPTH
 
 ACCEPTED = (
     "sqlite:///relative.db, sqlite:////absolute.db, sqlite://./relative.db, sqlite:relative.db, "
@@ -27,6 +28,9 @@ JOURNAL_MODES = ("WAL", "DELETE", "TRUNCATE", "PERSIST", "MEMORY", "OFF")
 SYNCHRONOUS = ("OFF", "NORMAL", "FULL", "EXTRA")
 S3_MODES = ("durable", "local")
 S3_KEY = "pgqrs.sqlite"
+_IMPORT_PATH = re.compile(r"[\w.]+:[\w.]+")
+MAX_IDENTIFIER = 63
+"""Bytes of a name in PostgreSQL; longer ones are cut off without an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +43,22 @@ class Config:
     """The PostgreSQL schema the tables live in; None is the connection's default."""
     upgrade: bool = False
     """Whether opening a store may migrate it."""
+    create_queues: bool = False
+    """Whether a producer creates its queue if there is none of that name."""
     max_payload_bytes: int = 1024 * 1024
     max_payload_depth: int = 100
+    max_dequeue_bytes: int = 64 * 1024 * 1024
+    """Bytes of payload that one dequeue takes; whatever its size, one message is always handed out."""
     lease: float = 30.0
     """Seconds a claim lasts, on queues created without a lease of their own."""
-    max_read_ct: int = 5
-    """Attempts before a message is dead-lettered, on queues created without a limit of their own."""
+    max_read_ct: int = 10
+    """Attempts before a message is dead-lettered, on queues created without a limit of their own. With
+    the delays of tasks and handlers they take about an hour.
+    """
+    redact_errors: str | Callable[[str], str] | None = None
+    """What every error text passes before it is stored or logged: a function from text to text, or its
+    import path, `module:function`. None keeps texts as they are.
+    """
     heartbeat: float = 30.0
     """Seconds between the signs of life of a consumer."""
     retry_for: float = 30.0
@@ -85,16 +99,28 @@ class Config:
             if value not in allowed:
                 raise InvalidConfig(f"{name} is {value!r}; expected one of {', '.join(allowed)}")
             object.__setattr__(self, name, value)
+        if self.schema is not None:
+            _check_schema(self.schema)
         if self.s3_mode not in S3_MODES:
             raise InvalidConfig(
                 f"s3_mode is {self.s3_mode!r}; expected one of {', '.join(S3_MODES)}"
             )
+        redact = self.redact_errors
+        if not (redact is None or callable(redact) or _IMPORT_PATH.fullmatch(str(redact))):
+            raise InvalidConfig(
+                f"redact_errors is {redact!r}; expected a function, or its path module:function"
+            )
         for name in (
-            *("max_payload_bytes", "max_payload_depth", "max_read_ct", "pool_size", "lease"),
+            *("max_payload_bytes", "max_payload_depth", "max_dequeue_bytes", "max_read_ct"),
+            *("pool_size", "lease"),
             *("s3_sync_interval", "s3_timeout"),
         ):
             if not getattr(self, name) > 0:
                 raise InvalidConfig(f"{name} is {getattr(self, name)!r}; expected more than 0")
+        if self.max_payload_depth > MAX_JSON_DEPTH:
+            raise InvalidConfig(
+                f"max_payload_depth is {self.max_payload_depth}; expected {MAX_JSON_DEPTH} at most"
+            )
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **arguments: Any) -> Self:
@@ -126,6 +152,17 @@ class Config:
     def url(self) -> URL:
         """The database as a SQLAlchemy URL. Its `str()` hides the password."""
         return parse_dsn(self.dsn) if self.dsn is not None else default_url()
+
+
+def _check_schema(schema: str) -> None:
+    """Refuse a name that PostgreSQL cuts off, or that statements or their driver read otherwise."""
+    if not schema or not schema.isprintable():
+        raise InvalidConfig(f"schema is {schema!r}; expected printable text")
+    if len(schema.encode(errors="replace")) > MAX_IDENTIFIER:
+        raise InvalidConfig(f"schema is longer than {MAX_IDENTIFIER} bytes, which PostgreSQL cuts")
+    refused = sorted(set(schema) & set('%."[]'))
+    if refused:
+        raise InvalidConfig(f"schema is {schema!r}; it must not contain {' or '.join(refused)}")
 
 
 def _parse(variable: str, kind: str, text: str) -> Any:
@@ -163,12 +200,26 @@ def parse_dsn(dsn: str) -> URL:
 
 def _postgres_url(dsn: str) -> URL:
     try:
-        url = make_url(dsn).set(drivername="postgresql+psycopg")
+        url = make_url(_with_hosts_apart(dsn)).set(drivername="postgresql+psycopg")
     except (ArgumentError, ValueError):
         raise InvalidConfig("the PostgreSQL URL cannot be parsed") from None
     if "@" in (url.host or ""):
         raise InvalidConfig("the PostgreSQL URL has two @; write the one in the password as %40")
+    if isinstance(url.query.get("host"), tuple) and "target_session_attrs" not in url.query:
+        # Of several servers one takes writes, and after a failover it is another one.
+        url = url.update_query_dict({"target_session_attrs": "read-write"})
     return url
+
+
+def _with_hosts_apart(dsn: str) -> str:
+    """PostgreSQL's way to name several servers, `user@one:5432,two:5432/name`, as SQLAlchemy's."""
+    found = re.fullmatch(r"([^:]+://)([^/?#]*@)?([^/?#@]*,[^/?#@]*)(/[^?]*)?(?:\?(.*))?", dsn)
+    if found is None:
+        return dsn
+    scheme, user, hosts, database, query = found.groups("")
+    named = [host if ":" in host else f"{host}:5432" for host in hosts.split(",")]
+    parameters = "&".join([*(f"host={host}" for host in named), *filter(None, [query])])
+    return f"{scheme}{user}{database or '/'}?{parameters}"
 
 
 def _s3_url(dsn: str) -> URL:
@@ -225,6 +276,15 @@ class S3Settings:
             max_staleness=staleness if config.s3_max_staleness is None else config.s3_max_staleness,
             timeout=config.s3_timeout,
         )
+
+
+def address_of(url: URL) -> str:
+    """Where a database is: its hosts and its name, and nothing secret."""
+    several = url.query.get("host", ())
+    hosts = [several] if isinstance(several, str) else list(several)
+    if url.host:
+        hosts = [url.host if url.port is None else f"{url.host}:{url.port}"]
+    return "/".join(filter(None, [",".join(hosts), url.database])) or url.drivername
 
 
 def shown(url: URL) -> str:

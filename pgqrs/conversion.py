@@ -3,6 +3,9 @@
 JSON knows of no datetime or dataclass. What a function's hints say of its arguments, both who enqueues
 and who runs it know, so the hints decide: `convert(hint)` is a pair of functions, to JSON and back. What
 would come back as something else (a datetime where no hint says so) is refused when it is sent.
+
+Hints of pydantic's own (models, its dataclasses, `SecretStr` …) are left to its `TypeAdapter`. All
+others are converted here, also where pydantic is installed: what is sent must not depend on that.
 """
 
 from __future__ import annotations
@@ -12,13 +15,14 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from datetime import date, datetime, time, timedelta
+from datetime import date, datetime, time, timedelta, tzinfo
 from decimal import Decimal
 from enum import Enum
 from functools import cache
 from pathlib import PurePath
 from typing import Any, NamedTuple
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 PLAIN = (str, int, float, bool, type(None))
 
@@ -30,6 +34,8 @@ class Converter(NamedTuple):
     from_json: Callable[[Any], Any]
     accepts: Callable[[Any], bool]
     natural: bool = False
+    identity: bool = False
+    """Whether JSON that is a string, a whole number, true, false or null comes back as it is."""
 
 
 def converter(hint: Any) -> Converter:
@@ -81,7 +87,7 @@ def _plain(value: Any) -> Any:
     )
 
 
-PLAIN_VALUES = Converter(_plain, lambda value: value, lambda value: True)
+PLAIN_VALUES = Converter(_plain, lambda value: value, lambda value: True, identity=True)
 
 
 def _same(value: Any) -> Any:
@@ -92,12 +98,17 @@ def _exactly(*kinds: type) -> Callable[[Any], bool]:
     return lambda value: type(value) in kinds
 
 
+def _as_float(value: Any) -> Any:
+    """A function that says float may still have returned something else: that is left as it is."""
+    return float(value) if type(value) is int else value
+
+
 SCALARS: dict[type, Converter] = {
-    str: Converter(_same, _same, _exactly(str), natural=True),
-    bool: Converter(_same, _same, _exactly(bool), natural=True),
-    int: Converter(_same, _same, _exactly(int), natural=True),
-    float: Converter(_same, lambda value: float(value), _exactly(float, int), natural=True),
-    type(None): Converter(_same, _same, _exactly(type(None)), natural=True),
+    str: Converter(_same, _same, _exactly(str), natural=True, identity=True),
+    bool: Converter(_same, _same, _exactly(bool), natural=True, identity=True),
+    int: Converter(_same, _same, _exactly(int), natural=True, identity=True),
+    float: Converter(_same, _as_float, _exactly(float, int), natural=True),
+    type(None): Converter(_same, _same, _exactly(type(None)), natural=True, identity=True),
 }
 
 
@@ -121,11 +132,53 @@ def _of(
     return Converter(checked, from_json, accepts)
 
 
+def _has_fixed_offset(zone: tzinfo | None) -> bool:
+    return zone is None or zone.utcoffset(None) is not None
+
+
+def _datetime_to_json(value: datetime) -> str:
+    """With the name of its time zone, if it has one: `2026-10-24T12:00:00+02:00[Europe/Berlin]`. By its
+    offset alone, adding a day to it would no longer know of summer time.
+    """
+    zone = value.tzinfo
+    if _has_fixed_offset(zone):
+        return value.isoformat()
+    if not isinstance(zone, ZoneInfo) or zone.key is None:
+        raise TypeError(f"a time zone of {type(zone).__name__} has no name; use zoneinfo or UTC")
+    text = f"{value.isoformat()}[{zone.key}]"
+    if _datetime_from_json(text).replace(tzinfo=None) != value.replace(tzinfo=None):
+        raise ValueError(f"{value} does not exist: clocks were put forward then")
+    return text
+
+
+def _datetime_from_json(text: str) -> datetime:
+    moment, bracket, key = text.partition("[")
+    found = datetime.fromisoformat(moment)
+    return found.astimezone(ZoneInfo(key.removesuffix("]"))) if bracket else found
+
+
+def _time_to_json(value: time) -> str:
+    if not _has_fixed_offset(value.tzinfo):
+        raise TypeError("a time of day has no offset in a time zone with summer time")
+    return value.isoformat()
+
+
+def _timedelta_to_json(value: timedelta) -> Any:
+    """Seconds; of a long one its parts, since a float of so many seconds has no microseconds."""
+    seconds = value.total_seconds()
+    exact = timedelta(seconds=seconds) == value
+    return seconds if exact else [value.days, value.seconds, value.microseconds]
+
+
+def _timedelta_from_json(found: Any) -> timedelta:
+    return timedelta(*found) if isinstance(found, list) else timedelta(seconds=found)
+
+
 TEXTS: dict[type, Converter] = {
-    datetime: _of(datetime, datetime.isoformat, datetime.fromisoformat),
+    datetime: _of(datetime, _datetime_to_json, _datetime_from_json),
     date: _of(date, lambda value: value.isoformat(), date.fromisoformat, exactly=True),
-    time: _of(time, time.isoformat, time.fromisoformat),
-    timedelta: _of(timedelta, timedelta.total_seconds, lambda value: timedelta(seconds=value)),
+    time: _of(time, _time_to_json, time.fromisoformat),
+    timedelta: _of(timedelta, _timedelta_to_json, _timedelta_from_json),
     UUID: _of(UUID, str, UUID),
     Decimal: _of(Decimal, str, Decimal),
     bytes: _of(bytes, lambda value: base64.b64encode(value).decode(), base64.b64decode),
@@ -140,12 +193,10 @@ def _class(kind: type) -> Converter:
         return _enum(kind)
     if issubclass(kind, PurePath):
         return _of(kind, str, kind)
+    if _is_pydantic(kind):
+        return _adapted(kind)
     if dataclasses.is_dataclass(kind):
         return _dataclass(kind)
-    if hasattr(kind, "model_validate") and hasattr(kind, "model_dump"):  # pydantic
-        return _of(
-            kind, lambda value: value.model_dump(mode="json"), kind.model_validate, exactly=True
-        )
     if typing.is_typeddict(kind):
         return _fields(kind, dict, lambda value: value)
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
@@ -167,7 +218,54 @@ def _enum(kind: type[Enum]) -> Converter:
 
 def _dataclass(kind: type) -> Converter:
     names = [field.name for field in dataclasses.fields(kind) if field.init]
-    return _fields(kind, kind, lambda value: {name: getattr(value, name) for name in names})
+    made = _fields(kind, kind, lambda value: {name: getattr(value, name) for name in names})
+    is_whole = all(field.init or not field.compare for field in dataclasses.fields(kind))
+    return made if is_whole else _checked(made)
+
+
+def _is_pydantic(kind: type) -> bool:
+    return hasattr(kind, "__pydantic_validator__") or (
+        hasattr(kind, "__get_pydantic_core_schema__") and kind.__module__.startswith("pydantic")
+    )
+
+
+def _adapted(kind: type) -> Converter:
+    """Aliases, computed fields, generics and unions inside are pydantic's business. What it would
+    write, but not read again as it was (a secret, a field that is excluded, what a subclass adds to
+    the field of another type), is refused.
+    """
+    from pydantic import TypeAdapter  # there, since its types are
+
+    adapter: TypeAdapter[Any] = TypeAdapter(kind)
+
+    def to_json(value: Any) -> Any:
+        return adapter.dump_python(value, mode="json", by_alias=True, round_trip=True)
+
+    return _checked(_of(kind, to_json, adapter.validate_python, exactly=_is_model(kind)))
+
+
+def _is_model(kind: type) -> bool:
+    """Whether subclasses are other types: those of a model are, those of a URL are not."""
+    return hasattr(kind, "__pydantic_validator__")
+
+
+def _checked(made: Converter) -> Converter:
+    """Reads what it writes, and refuses what would not come back."""
+
+    def to_json(value: Any) -> Any:
+        found = made.to_json(value)
+        try:
+            again = made.from_json(found)
+        except Exception as exc:
+            raise TypeError(f"{type(value).__name__} cannot be read again: {exc}") from exc
+        if type(again) is not type(value) or again != value:
+            raise TypeError(
+                f"{type(value).__name__} would come back as something else: a part of it is secret, "
+                "excluded, not set when it is made, or of a subclass"
+            )
+        return found
+
+    return made._replace(to_json=to_json)
 
 
 def _fields(kind: Any, make: Callable[..., Any], values: Callable[[Any], Any]) -> Converter:
@@ -231,10 +329,18 @@ def _fixed_tuple(hints: tuple[Any, ...]) -> Converter:
 def _mapping(key_hint: Any, value_hint: Any) -> Converter:
     key, inner = converter(key_hint), converter(value_hint)
     if key_hint in (int, float):  # JSON has only text for keys
-        key = Converter(str, key_hint, _exactly(key_hint))
+        kinds = (float, int) if key_hint is float else (int,)
+        key = Converter(lambda k: str(k) if type(k) in kinds else k, key_hint, _exactly(*kinds))
+
+    def key_to_json(value: Any) -> Any:
+        found = key.to_json(value)
+        if not isinstance(found, str) or (isinstance(value, str) and key_hint in (int, float)):
+            raise TypeError(f"{value!r} cannot be a key of a {key_hint!r}: JSON has text for keys")
+        return found
+
     return _of(
         Mapping,
-        lambda values: {key.to_json(k): inner.to_json(v) for k, v in values.items()},
+        lambda values: {key_to_json(k): inner.to_json(v) for k, v in values.items()},
         lambda found: {key.from_json(k): inner.from_json(v) for k, v in found.items()},
     )
 

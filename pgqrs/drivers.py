@@ -7,11 +7,15 @@ from typing import Any
 from sqlalchemy import Connection
 
 
+def sqlite_connection(connection: Connection) -> Any:
+    """The driver's own connection."""
+    dbapi_connection: Any = connection.connection.dbapi_connection
+    return getattr(dbapi_connection, "driver_connection", None) or dbapi_connection
+
+
 def in_sqlite_transaction(connection: Connection) -> bool:
     """Whether SQLite itself is in a transaction, whatever SQLAlchemy thinks."""
-    dbapi_connection: Any = connection.connection.dbapi_connection
-    raw = getattr(dbapi_connection, "driver_connection", None) or dbapi_connection
-    return bool(getattr(raw, "in_transaction", False))
+    return bool(getattr(sqlite_connection(connection), "in_transaction", False))
 
 
 def join_transaction(connection: Connection) -> None:
@@ -26,3 +30,14 @@ def join_transaction(connection: Connection) -> None:
         connection.begin()
     if connection.dialect.name == "sqlite" and not in_sqlite_transaction(connection):
         connection.exec_driver_sql("BEGIN")
+
+
+def commits_each_statement(connection: Connection) -> bool:
+    """True if there is no transaction to join: every statement is committed by itself."""
+    if connection.dialect.name != "sqlite":
+        return bool(getattr(connection.connection.dbapi_connection, "autocommit", False))
+    # SQLite's driver cannot be asked: those who say BEGIN by themselves set it up the same way.
+    level = connection.get_execution_options().get(
+        "isolation_level", connection.dialect._on_connect_isolation_level
+    )
+    return level == "AUTOCOMMIT" and not in_sqlite_transaction(connection)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
+from pgqrs import message_log
 from pgqrs.consumer import Holder
 from pgqrs.errors import (
     CommitUncertain,
@@ -30,17 +31,26 @@ logger = logging.getLogger("pgqrs.worker")
 
 
 class Ending(NamedTuple):
-    """A delivery and its outcome; the result as text."""
+    """A delivery and its outcome; the result as text; what handled it, and for how many seconds."""
 
     delivery: Delivery
     outcome: Outcome
     text: str | None
+    name: str = "handler"
+    took: float | None = None
 
 
 class Endings:
     """The outcomes that wait to be stored."""
 
-    def __init__(self, holder: Holder, forget: Callable[[Delivery], None]) -> None:
+    def __init__(
+        self,
+        holder: Holder,
+        forget: Callable[[Delivery], None],
+        *,
+        log_messages: bool = False,
+    ) -> None:
+        self._log_messages = log_messages
         self._holder = holder
         self._forget = forget
         self._waiting: deque[Ending] = deque()
@@ -48,7 +58,14 @@ class Endings:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, delivery: Delivery, outcome: Outcome) -> None:
+    def add(
+        self,
+        delivery: Delivery,
+        outcome: Outcome,
+        *,
+        name: str = "handler",
+        took: float | None = None,
+    ) -> None:
         """From any thread. Only the first outcome of a delivery counts."""
         if not delivery.end():
             return
@@ -64,7 +81,7 @@ class Endings:
                 )
             except InvalidPayload as exc:
                 outcome = Failed(exc, dead=True)  # it would be the same the next time
-        self._waiting.append(Ending(delivery, outcome, text))
+        self._waiting.append(Ending(delivery, outcome, text, name, took))
 
     def flush(self) -> int:
         """Store what waits. Returns how many; what raises is kept."""
@@ -75,9 +92,6 @@ class Endings:
                 self._end(pieces[0])
                 for done in pieces.popleft():
                     self._forget(done.delivery)
-            self._holder._tell_of_results(
-                done.delivery.message for done in ending if isinstance(done.outcome, (Done, Failed))
-            )
         except BaseException:
             self._waiting.extendleft(reversed([left for piece in pieces for left in piece]))
             raise
@@ -88,9 +102,11 @@ class Endings:
         piece = [ending for ending in piece if not self._is_lost(ending)]
         if not piece:
             return
+        lost: Collection[int] = ()
         try:
             self._act(piece)
         except LeaseLost as exc:
+            lost = exc.ids
             for id in exc.ids:
                 logger.warning("lease lost on message %d: what came of it does not count", id)
         except (StoreUnavailable, CommitUncertain, StoreClosed):
@@ -101,35 +117,40 @@ class Endings:
                     self._end([ending])
             else:
                 self._give_up(piece[0], exc)
+            return
+        if self._log_messages:
+            for delivery, outcome, _, name, took in piece:
+                if delivery.message.id not in lost:
+                    message_log.finished(delivery.message, outcome, name=name, took=took)
 
     def _act(self, piece: list[Ending]) -> None:
         outcome, messages = piece[0].outcome, [ending.delivery.message for ending in piece]
         if isinstance(outcome, Done):
             texts = {e.delivery.message.id: e.text for e in piece if e.text is not None}
-            self._holder._ack(messages, texts)
+            self._holder._ack(messages, texts, tells=True)
         elif isinstance(outcome, GivenBack):
             self._holder.release_many(messages, delay=outcome.delay, eta=outcome.eta)
         elif isinstance(outcome, Failed):
-            self._fail(piece[0].delivery, outcome)
+            self._fail(piece[0], outcome)
 
-    def _fail(self, delivery: Delivery, outcome: Failed) -> None:
-        again = self._holder.fail(
-            delivery.message, outcome.error, retry=outcome.retry, dead=outcome.dead
-        )
-        logger.log(
-            logging.WARNING if again else logging.ERROR,
-            "message %d of %s failed, attempt %d, %s",
-            *(delivery.message.id, delivery.message.queue, delivery.message.attempt),
-            "and will be tried again" if again else "for good",
-            exc_info=outcome.error if isinstance(outcome.error, BaseException) else None,
+    def _fail(self, ending: Ending, outcome: Failed) -> None:
+        message = ending.delivery.message
+        again = self._holder.fail(message, outcome.error, retry=outcome.retry, dead=outcome.dead)
+        if not again:
+            self._holder._tell_of_results([message])
+        config = ending.delivery.database.config
+        message_log.failed(
+            message, outcome, name=ending.name, took=ending.took, again=again, config=config
         )
 
     def _give_up(self, ending: Ending, error: Exception) -> None:
         """The database refuses this outcome. It is kept as a failure, or comes back by itself."""
         message = ending.delivery.message
-        logger.error("the outcome of message %d cannot be stored", message.id, exc_info=error)
+        # Not with its traceback: the statement's error may quote the result.
+        logger.error("the outcome of message %d cannot be stored: %s", message.id, error)
         try:
             self._holder.fail(message, error, dead=True)
+            self._holder._tell_of_results([message])
         except Exception:
             logger.exception("message %d could not be failed either; its lease lapses", message.id)
 

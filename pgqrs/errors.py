@@ -57,6 +57,18 @@ class QueueExists(PgqrsError):
         self.name = name
 
 
+class QueueScheduled(PgqrsError):
+    """A queue that schedules enqueue into is not deleted unless forced."""
+
+    def __init__(self, name: str, schedules: Sequence[str]) -> None:
+        super().__init__(
+            f"queue {name!r} is used by schedule(s) {', '.join(schedules)}; "
+            "delete them first, or force=True"
+        )
+        self.name = name
+        self.schedules = list(schedules)
+
+
 class QueueNotEmpty(PgqrsError):
     """A queue that still holds messages is not deleted unless forced."""
 
@@ -89,6 +101,61 @@ class LeaseLost(PgqrsError):
         )
         self.ids = tuple(ids)
         self.id = self.ids[0]
+
+
+class LeaseTooLong(InvalidArgument):
+    """A longer lease was asked for than the queue allows. Nothing was claimed or extended."""
+
+    def __init__(self, queue: str, lease: float, max_lease: float) -> None:
+        super().__init__(
+            "lease", f"{lease:g} s is longer than max_lease of queue {queue!r}, {max_lease:g} s"
+        )
+        self.queue = queue
+        self.lease = lease
+        self.max_lease = max_lease
+
+
+class NotClaimed(InvalidArgument):
+    """A message that was not dequeued, but looked at, does not prove that anybody holds it."""
+
+    def __init__(self, id: int, consumer_worker_id: int | None) -> None:
+        held = "nobody holds it" if consumer_worker_id is None else f"worker {consumer_worker_id}"
+        held = held if consumer_worker_id is None else f"{held} claimed it last"
+        super().__init__(
+            "message",
+            f"message {id} was not dequeued, only looked at ({held}); pass what dequeue() returned, "
+            "or the id to the consumer that holds it",
+        )
+        self.id = id
+        self.consumer_worker_id = consumer_worker_id
+
+
+class ForeignMessage(InvalidArgument):
+    """A message was dequeued from another store. Nothing was changed in this one."""
+
+    def __init__(self, id: int, queue: str, *, store_id: str, claimed_from: str) -> None:
+        super().__init__(
+            "message",
+            f"message {id} of queue {queue!r} was dequeued from another store (its tables were made "
+            f"{claimed_from}, those of this store {store_id}); use the store it came from",
+        )
+        self.id = id
+        self.queue = queue
+        self.store_id = store_id
+        self.claimed_from = claimed_from
+
+
+class TaskMismatch(InvalidArgument):
+    """A handle was made for a message that is not of this task. `found` is what it is of; None: of no
+    task.
+    """
+
+    def __init__(self, id: int, task: str, found: str | None) -> None:
+        actual = "no task" if found is None else f"the task {found!r}"
+        super().__init__("id", f"message {id} is of {actual}, not of {task!r}")
+        self.id = id
+        self.task = task
+        self.found = found
 
 
 class StreamNotFound(PgqrsError):
@@ -144,6 +211,21 @@ class HandlerTimedOut(PgqrsError):
         super().__init__(f"{name} took longer than {timeout:g} s")
         self.name = name
         self.timeout = timeout
+
+
+class TaskProcessDied(PgqrsError):
+    """The process that ran a task with `process=True` ended before the task did."""
+
+    def __init__(self, name: str, status: int | None, *, begun: bool) -> None:
+        how = "was ended" if status is None else f"ended with status {status}"
+        if status is not None and status < 0:
+            how = f"was killed by signal {-status}"
+        guard = 'a script that starts workers needs `if __name__ == "__main__":`'
+        hint = "" if begun else f" before the task began; {guard}"
+        super().__init__(f"the process of {name} {how}{hint}")
+        self.name = name
+        self.status = status
+        self.begun = begun
 
 
 class RunNotFound(PgqrsError):
@@ -227,11 +309,26 @@ class StepTimedOut(PgqrsError):
         self.timeout = timeout
 
 
+class TransactionEnded(PgqrsError):
+    """A transactional step ended its transaction, or tried to. That is committed with its record."""
+
+    def __init__(self, step: str) -> None:
+        super().__init__(
+            f"step {step} may not commit, roll back, begin or close: its transaction is committed "
+            "with its record. Use begin_nested() for a part that may be undone"
+        )
+        self.step = step
+
+
 class StepNotReady(PgqrsError):
-    """A step waits for its next attempt."""
+    """A step waits for its next attempt; or, without `retry_at`, somebody else has just begun it."""
 
     def __init__(self, step: str, retry_at: object) -> None:
-        super().__init__(f"step {step} is to be tried again at {retry_at}")
+        super().__init__(
+            f"step {step} was begun by somebody else at the same moment"
+            if retry_at is None
+            else f"step {step} is to be tried again at {retry_at}"
+        )
         self.step = step
         self.retry_at = retry_at
 
@@ -252,10 +349,40 @@ class ReplayMismatch(PgqrsError):
     def __init__(self, asked: str, recorded: str) -> None:
         super().__init__(
             f"the workflow asks for {asked} where its history has {recorded}; bring back the code "
-            "this run began with, or use pgqrs.patched, then retry the run"
+            "this run began with, or use pgqrs.patched, then resume the run"
         )
         self.asked = asked
         self.recorded = recorded
+
+
+class RecordUnreadable(PgqrsError):
+    """Something on record of a run cannot be read by the code that is there now: its type hints were
+    changed.
+    """
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(
+            f"what is on record as {what} cannot be read by this code: {reason}; bring back the code "
+            "that wrote it, or code that reads both, then resume the run"
+        )
+        self.what = what
+        self.reason = reason
+
+
+class RunPaused(PgqrsError):
+    """The run cannot go on until somebody resumes it; `error` says why."""
+
+    def __init__(self, id: int, error: str | None) -> None:
+        super().__init__(f"run {id} is paused: {error}")
+        self.id = id
+        self.error = error
+
+
+class NotDurable(InvalidArgument):
+    """A workflow asks for something that its run could neither record nor repeat. Nothing was done.
+
+    The error says what to do instead: mostly, to do it in a step.
+    """
 
 
 class ScheduleNotFound(PgqrsError):
@@ -321,8 +448,31 @@ class StoreClosed(PgqrsError):
 class StoreUnavailable(PgqrsError):
     """The database could not be reached, or stayed busy, for as long as retries are allowed.
 
-    It is safe to repeat the call.
+    It is safe to repeat the call. `address` is where the database was looked for.
     """
+
+    def __init__(self, problem: str, *, address: str | None = None) -> None:
+        super().__init__(problem if address is None else f"{address}: {problem}")
+        self.problem = problem
+        self.address = address
+
+
+class StatementFailed(PgqrsError):
+    """The database refused a statement, and waiting would not help: the disk is full, a right is
+    missing, or the transaction it was part of has failed.
+
+    `code` is what the database calls it: the SQLSTATE of PostgreSQL, the name of SQLite's error. The
+    error of the driver is its `__cause__`.
+    """
+
+    def __init__(self, problem: str, *, code: str | None = None) -> None:
+        super().__init__(problem if code is None else f"{problem} ({code})")
+        self.problem = problem
+        self.code = code
+
+
+class ConstraintViolated(StatementFailed):
+    """A constraint refused a row: another transaction stored the same key first."""
 
 
 class CommitUncertain(PgqrsError):
@@ -459,6 +609,16 @@ class UpgradeRequired(SchemaError):
         )
         self.current = current
         self.wanted = wanted
+
+
+class TablesAltered(SchemaError):
+    """The tables differ from what the applied revisions made: they were changed by hand."""
+
+    def __init__(self, differences: Sequence[str]) -> None:
+        super().__init__(
+            "the tables differ from what the recorded revisions made: " + "; ".join(differences)
+        )
+        self.differences = tuple(differences)
 
 
 class RevisionError(SchemaError):

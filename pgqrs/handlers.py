@@ -7,23 +7,26 @@ is called with a `Delivery`, in a thread or as a coroutine, and returns an outco
 from __future__ import annotations
 
 import inspect
+import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Awaitable, Callable, Sequence, Sized
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from pgqrs.consumer import Holder
 from pgqrs.errors import InvalidArgument
+from pgqrs.keeper import Lease, granted
 from pgqrs.outcomes import Done, Failed, Outcome, as_outcome
-from pgqrs.retry import Retry
+from pgqrs.retry import OUTLASTING, Retry
 from pgqrs.stores import Database
 from pgqrs.types import Duration, Message, seconds, whole
 
 MAX_BATCH = 10_000
+logger = logging.getLogger("pgqrs.worker")
 
 
-class Delivery:
+class Delivery(Lease):
     """One claimed message on its way through a worker.
 
     `holder` and `database` are for handlers that end the message themselves. Both block: a coroutine
@@ -31,50 +34,57 @@ class Delivery:
     """
 
     __slots__ = (
+        "_each_second",
         "_ended",
-        "_lost",
         "_when_lost",
         "claimed_at",
         "database",
         "holder",
-        "lease",
-        "message",
-        "renewed_at",
         "state",
     )
 
     def __init__(
         self, message: Message, *, holder: Holder, database: Database, claimed_at: float
     ) -> None:
-        self.message = message
+        super().__init__(message, granted(message), claimed_at=claimed_at)
         self.holder = holder
         self.database = database
-        self.claimed_at = self.renewed_at = claimed_at
-        since = message.dequeued_at or message.vt
-        self.lease = (message.vt - since).total_seconds()
+        self.claimed_at = claimed_at
         self.state: dict[Any, Any] = {}
         self._ended = threading.Lock()
-        self._lost = False
+        self._each_second: Callable[[], object] | None = None
         self._when_lost: list[Callable[[], object]] = []
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether somebody else has the message now: whatever becomes of this attempt, it does not
-        count.
-        """
-        return self._lost
 
     def when_lost(self, call: Callable[[], object]) -> None:
         """Call this, from another thread, when the lease is lost; at once if it is."""
         self._when_lost.append(call)
-        if self._lost:
+        if self._is_lost:
             call()
 
+    def each_second(self, call: Callable[[], object]) -> None:
+        """Call this about once a second, from another thread, while the message is held."""
+        self._each_second = call
+
+    def second_passed(self) -> None:
+        """The worker holds the message for another second."""
+        if self._each_second is not None:
+            self._each_second()
+
     def lose(self) -> None:
-        """The lease is lost."""
-        self._lost = True
+        """The lease is lost. Whoever wants to know is told in a thread of its own: what they do then
+        must not keep the other leases from being renewed.
+        """
+        super().lose()
+        logger.warning("lease lost on message %d, while it was handled", self.message.id)
+        if self._when_lost:
+            threading.Thread(target=self._tell, name="pgqrs-lost", daemon=True).start()
+
+    def _tell(self) -> None:
         for call in list(self._when_lost):
-            call()
+            try:
+                call()
+            except BaseException:
+                logger.exception("message %d: when_lost failed", self.message.id)
 
     def end(self) -> bool:
         """Whether this is the first to end it: the handler, its timeout, or the worker's leaving."""
@@ -95,8 +105,12 @@ class Job:
     run: Callable[[Any], Any]
     is_async: bool = False
     timeout: float | None = None
-    retry: Retry = field(default_factory=Retry)
+    retry: Retry = OUTLASTING
     batch: int = 1
+    alone_from: int | None = None
+    """From this attempt on, at least the third, the message is handled while the worker has no other
+    (see `pgqrs.isolation`). For jobs whose attempts count crashes only.
+    """
 
 
 Route = Callable[[Message], Job | None]
@@ -112,7 +126,7 @@ class Handler:
 
     call: Callable[[Any], Any]
     _: KW_ONLY
-    retry: Retry = field(default_factory=Retry)
+    retry: Retry = OUTLASTING
     timeout: Duration | None = None
     batch: int = 1
 
@@ -164,7 +178,9 @@ def _outcomes(returned: Any, count: int) -> list[Outcome]:
     if returned is None:
         return [Done()] * count
     if not isinstance(returned, Sequence) or len(returned) != count:
-        error = f"a handler of {count} messages returned {returned!r}, not None or one for each"
+        size = f" of {len(returned)}" if isinstance(returned, Sized) else ""
+        kind = f"{type(returned).__name__}{size}"  # not the value: it may be secret
+        error = f"a handler of {count} messages returned a {kind}, not None or one for each"
         return [Failed(error)] * count
     return [as_outcome(value) for value in returned]
 

@@ -20,9 +20,11 @@ from pgqrs.errors import (
     TaskCancelled,
     TaskExpired,
     TaskFailed,
+    TaskMismatch,
 )
 from pgqrs.repositories import archive, messages
 from pgqrs.stores import Database
+from pgqrs.stores.daemon_threads import DaemonThreads
 from pgqrs.stores.results import LONGEST_REST, Answer, ResultWatch, result_watch
 from pgqrs.stores.wakeups import RESULTS
 from pgqrs.types import (
@@ -48,11 +50,17 @@ ENDED = {
 
 
 class Handle(Generic[R]):
-    """A task that was enqueued."""
+    """A task that was enqueued. `TaskMismatch` is raised by all methods if the message is not of that
+    task: its id may have been kept elsewhere, or found by a key.
+    """
 
-    def __init__(self, database: Database, queue: str, id: int, decode: Decode) -> None:
+    def __init__(
+        self, database: Database, queue: str, id: int, decode: Decode, *, task: str | None = None
+    ) -> None:
+        """`task` is the name of the task; None: of any, or of none."""
         self._database = database
         self._decode = decode
+        self._task = task
         self.queue = queue
         self.id = id
 
@@ -78,27 +86,33 @@ class Handle(Generic[R]):
             watch.forget(self.id, hear)
         if not answers:
             raise ResultTimedOut(f"task {self.id}", limit or 0.0)
-        result: R = returned(answers[0], self._decode)
+        result: R = returned(answers[0], self._decode, self._task)
         return result
 
     def status(self) -> TaskStatus:
         """Where it stands now."""
-        return status_of(self._database, self.id)
+        return status_of(self._database, self.id, self._task)
 
     def cancel(self) -> bool:
         """End it, also while it runs: what comes of that does not count. Whether it was not done."""
-        return Admin(self._database).cancel(self.id)
+        return cancel(self._database, self.id, self._task)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.queue!r}, {self.id})"
 
 
 class AsyncHandle(Generic[R]):
-    """A task that was enqueued, for asyncio."""
+    """A task that was enqueued, for asyncio. `TaskMismatch` is raised by all methods if the message is
+    not of that task: its id may have been kept elsewhere, or found by a key.
+    """
 
-    def __init__(self, reach: Reach, queue: str, id: int, decode: Decode) -> None:
+    def __init__(
+        self, reach: Reach, queue: str, id: int, decode: Decode, *, task: str | None = None
+    ) -> None:
+        """`task` is the name of the task; None: of any, or of none."""
         self._reach = reach
         self._decode = decode
+        self._task = task
         self.queue = queue
         self.id = id
 
@@ -125,16 +139,16 @@ class AsyncHandle(Generic[R]):
             raise ResultTimedOut(f"task {self.id}", limit or 0.0) from None
         finally:
             watch.forget(self.id, hear)
-        result: R = returned(answer, self._decode)
+        result: R = returned(answer, self._decode, self._task)
         return result
 
     async def status(self) -> TaskStatus:
         """Where it stands now."""
-        return await self._reach.run(status_of, self._reach.database, self.id)
+        return await self._reach.run(status_of, self._reach.database, self.id, self._task)
 
     async def cancel(self) -> bool:
         """End it, also while it runs: what comes of that does not count. Whether it was not done."""
-        return await self._reach.run(Admin(self._reach.database).cancel, self.id)
+        return await self._reach.run(cancel, self._reach.database, self.id, self._task)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.queue!r}, {self.id})"
@@ -145,11 +159,12 @@ def _settle(future: asyncio.Future[Answer], answer: Answer) -> None:
         future.set_result(answer)
 
 
-def returned(answer: Answer, decode: Decode) -> Any:
+def returned(answer: Answer, decode: Decode, task: str | None = None) -> Any:
     """The result in an answer, or the error that says why there is none."""
     if isinstance(answer, BaseException):
         raise answer
     id = answer.original_message_id
+    _check(id, answer.payload, task)
     if answer.archive_reason is ArchiveReason.FAILED:
         raise TaskFailed(id, answer.error)
     if answer.archive_reason is ArchiveReason.EXPIRED:
@@ -159,34 +174,71 @@ def returned(answer: Answer, decode: Decode) -> Any:
     return decode(answer)
 
 
-def status_of(database: Database, id: int) -> TaskStatus:
+def status_of(database: Database, id: int, task: str | None = None) -> TaskStatus:
     """Where the task of this message stands."""
+    found = _find(database, id)
+    _check(id, found.payload, task)
+    if isinstance(found, Message):
+        return _status_in_queue(found, database.now() or datetime.now(UTC))
+    return ENDED[found.archive_reason]
+
+
+def cancel(database: Database, id: int, task: str | None) -> bool:
+    """End the task of this message. Whether it was not done."""
+    if task is not None:
+        _check(id, _find(database, id).payload, task)
+    return Admin(database).cancel(id)
+
+
+def _find(database: Database, id: int) -> Message | ArchivedMessage:
+    # In this order: messages move to the archive, and never back.
     message = database.read(lambda connection: messages.get(connection, id))
-    if message is not None:
-        return _status_in_queue(message, database.now() or datetime.now(UTC))
-    ended = database.read(lambda connection: archive.get(connection, id))
-    if ended is None:
+    found = message or database.read(lambda connection: archive.get(connection, id))
+    if found is None:
         raise MessageNotFound(id)
-    return ENDED[ended.archive_reason]
+    return found
+
+
+def _check(id: int, payload: Any, task: str | None) -> None:
+    """Refuse what is not of this task."""
+    if task is None:
+        return
+    found = payload.get("task") if isinstance(payload, dict) else None
+    if found != task:
+        raise TaskMismatch(id, task, found if isinstance(found, str) else None)
 
 
 def _status_in_queue(message: Message, now: datetime) -> TaskStatus:
     if message.consumer_worker_id is not None:
         return TaskStatus.RUNNING
+    if message.expires_at is not None and message.expires_at <= now:
+        return TaskStatus.EXPIRED
     return TaskStatus.DELAYED if message.vt > now else TaskStatus.QUEUED
+
+
+_threads = DaemonThreads("pgqrs-handle", limit=32)
 
 
 class Reach:
     """How async code reaches the database of a store, sync or async."""
 
     def __init__(self, store: Any) -> None:
-        self.database: Database = store._database
+        self.database: Database = store._database.lasting
+        self._given: Database = store._database
         self._bridge = getattr(store, "_bridge", None)
+        self._within = getattr(store, "_within", None)
+
+    async def write(self, call: Callable[[Database], T]) -> T:
+        """Call this with the database; if the store is a transaction, inside of it."""
+        if self._within is not None:
+            within: T = await self._within(call)
+            return within
+        return await self.run(call, self._given)
 
     async def run(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run sync code without blocking the loop."""
         if self._bridge is None:
-            return await asyncio.to_thread(call, *args, **kwargs)
+            return await _threads.run(call, *args, **kwargs)
         answer: T = await self._bridge.run(call, *args, **kwargs)
         return answer
 
@@ -234,7 +286,8 @@ class LoopResultWatch(ResultWatch):
                 pause = await self._in_loop(self.step)
                 if pause is None:
                     return
-                took = self._loop.time() - began
+                ended = self._loop.time()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._news_came.wait(), pause)
-                    await asyncio.sleep(min(LONGEST_REST, took))
+                    rest = min(LONGEST_REST, ended - began) - (self._loop.time() - ended)
+                    await asyncio.sleep(max(0.0, rest))

@@ -52,5 +52,5 @@ class Hooks:
 def _guarded(call: Callable[..., object], *args: Any) -> None:
     try:
         call(*args)
-    except Exception:
+    except BaseException:  # also an exit: the slot goes on
         logger.exception("a hook failed")

@@ -31,7 +31,18 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from pgqrs.sqltypes import BigId, EnumText, Flag, Json, Seconds, Small, UTCDateTime, Whole, many
+from pgqrs.sqltypes import (
+    BigId,
+    EnumText,
+    Flag,
+    Json,
+    JsonText,
+    Seconds,
+    Small,
+    UTCDateTime,
+    Whole,
+    many,
+)
 from pgqrs.types import (
     ArchiveReason,
     EventKind,
@@ -75,13 +86,26 @@ class Queue(Base):
     max_read_ct: Mapped[int] = mapped_column(Whole)
     retention: Mapped[float | None] = mapped_column(Seconds)
     paused: Mapped[bool] = mapped_column(Flag)
-    waiting_until: Mapped[datetime | None] = mapped_column(UTCDateTime)
-    results_wanted_until: Mapped[datetime | None] = mapped_column(UTCDateTime)
     max_in_flight: Mapped[int | None] = mapped_column(Whole)
     max_in_flight_per_key: Mapped[int | None] = mapped_column(Whole)
     rate_limit: Mapped[int | None] = mapped_column(Whole)
     rate_period: Mapped[float | None] = mapped_column(Seconds)
-    rate_taken: Mapped[Any | None] = mapped_column(Json)
+    max_lease: Mapped[float | None] = mapped_column(Seconds)
+    max_releases: Mapped[int | None] = mapped_column(Whole)
+
+
+class Waiting(Base):
+    """Until when somebody waits for messages of a queue, and for what becomes of them.
+
+    Apart from the queue's row, so that nobody who changes a queue delays those who use it.
+    """
+
+    __tablename__ = "pgqrs_waiting"
+    __table_args__ = ({"sqlite_strict": True},)
+
+    queue_id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=False)
+    waiting_until: Mapped[datetime | None] = mapped_column(UTCDateTime)
+    results_wanted_until: Mapped[datetime | None] = mapped_column(UTCDateTime)
 
 
 class Worker(Base):
@@ -157,6 +181,7 @@ class Message(Base):
             "ix_pgqrs_messages_parked",
             queue_id,
             dedup_key,
+            priority.desc(),
             id,
             postgresql_where=text("blocked = 2"),
             sqlite_where=text("blocked = 2"),
@@ -200,8 +225,25 @@ class Key(Base):
     look_at: Mapped[datetime] = mapped_column(UTCDateTime)
 
 
+class Limit(Base):
+    """What claims of a queue with limits lock, so that they take turns. It goes with the limits."""
+
+    __tablename__ = "pgqrs_limits"
+    __table_args__ = ({"sqlite_strict": True},)
+
+    queue_id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=False)
+    max_in_flight: Mapped[int | None] = mapped_column(Whole)
+    max_in_flight_per_key: Mapped[int | None] = mapped_column(Whole)
+    """The limits that slots and parked messages were last kept for; the queue may have others now."""
+    rate_taken: Mapped[Any | None] = mapped_column(Json)
+
+
 class Slot(Base):
-    """A message in flight in a queue with limits. It counts as long as that claim lasts."""
+    """A message in flight in a queue with limits. It counts as long as that claim lasts.
+
+    Or a message that was parked and let in, and waits to be claimed: it counts for nothing, but if it
+    leaves otherwise, its key is looked at again.
+    """
 
     __tablename__ = "pgqrs_slots"
     __table_args__ = (
@@ -213,6 +255,7 @@ class Slot(Base):
     queue_id: Mapped[int] = mapped_column(BigId)
     dedup_key: Mapped[str | None] = mapped_column(Text)
     read_ct: Mapped[int] = mapped_column(Whole)
+    let_in: Mapped[bool] = mapped_column(Flag)
 
 
 class Archive(Base):
@@ -275,6 +318,12 @@ class Schedule(Base):
     codec: Mapped[str | None] = mapped_column(Text)
     headers: Mapped[Any | None] = mapped_column(Json)
     payload: Mapped[Any] = mapped_column(Json)
+    workflow: Mapped[str | None] = mapped_column(Text)
+    options: Mapped[Any | None] = mapped_column(Json)
+    error: Mapped[str | None] = mapped_column(Text)
+    failing_since: Mapped[datetime | None] = mapped_column(UTCDateTime)
+    retry_at: Mapped[datetime | None] = mapped_column(UTCDateTime)
+    backfill: Mapped[str | None] = mapped_column(Text)
 
 
 class Workflow(Base):
@@ -303,7 +352,7 @@ class Workflow(Base):
     )
     version: Mapped[str | None] = mapped_column(Text)
     status: Mapped[RunStatus] = mapped_column(EnumText(RunStatus))
-    input: Mapped[Any] = mapped_column(Json)
+    input: Mapped[Any] = mapped_column(JsonText)
     output: Mapped[Any | None] = mapped_column(Json)
     error: Mapped[str | None] = mapped_column(Text)
     created_at: Mapped[datetime] = mapped_column(UTCDateTime)
@@ -319,6 +368,16 @@ class Workflow(Base):
     """How often somebody had news for it: a signal, a child that ended."""
     failed_step: Mapped[str | None] = mapped_column(Text)
     forked_from: Mapped[int | None] = mapped_column(BigId)
+    waiter_ct: Mapped[int] = mapped_column(Whole, server_default=text("0"))
+    """Above 0 if its end concerns other runs: some wait for it, or children end with it."""
+    parent_close: Mapped[str | None] = mapped_column(Text)
+    """What becomes of it when its parent ends: see `pgqrs.types.ParentClose`."""
+    time_limit: Mapped[float | None] = mapped_column(Seconds)
+    """Seconds that its deadline gave it, once it was retried."""
+    failed_by: Mapped[Any | None] = mapped_column(Json)
+    """The calls whose failure ended it, which a retry makes again."""
+    progress_ct: Mapped[int] = mapped_column(Whole, server_default=text("0"))
+    """How many steps it had finished when its crashes were last forgiven."""
 
 
 class WorkflowStep(Base):
@@ -330,12 +389,13 @@ class WorkflowStep(Base):
     )
 
     id: Mapped[int] = mapped_column(BigId, Identity(), primary_key=True)
-    workflow_id: Mapped[int] = mapped_column(
-        BigId, ForeignKey("pgqrs_workflows.id", ondelete="CASCADE")
-    )
+    workflow_id: Mapped[int] = mapped_column(BigId)
+    """Not a foreign key, whose check costs a tenth of a step: steps are recorded by who holds the
+    run, and deleted with it.
+    """
     step_id: Mapped[str] = mapped_column(Text)
     status: Mapped[StepStatus] = mapped_column(EnumText(StepStatus))
-    output: Mapped[Any | None] = mapped_column(Json)
+    output: Mapped[Any | None] = mapped_column(JsonText)
     error: Mapped[str | None] = mapped_column(Text)
     started_at: Mapped[datetime | None] = mapped_column(UTCDateTime)
     completed_at: Mapped[datetime | None] = mapped_column(UTCDateTime)
@@ -343,6 +403,12 @@ class WorkflowStep(Base):
     position: Mapped[int] = mapped_column(Whole, server_default=text("0"))
     """Which call of the workflow it was, counted in each branch."""
     attempts: Mapped[int] = mapped_column(Whole, server_default=text("0"))
+    seq: Mapped[int | None] = mapped_column(BigId)
+    """In which order the run got to know how its calls ended; None for steps from before this was
+    recorded, and while there is no end.
+    """
+    digest: Mapped[int | None] = mapped_column(BigId)
+    """Of the arguments of the call, if they can be told from others."""
 
 
 class WorkflowEvent(Base):
@@ -365,6 +431,19 @@ class WorkflowEvent(Base):
     created_at: Mapped[datetime] = mapped_column(UTCDateTime)
     consumed_by: Mapped[str | None] = mapped_column(Text)
     """The step that waited for this signal and got it."""
+
+
+class WorkflowWait(Base):
+    """A run that wants to be woken when another one ends."""
+
+    __tablename__ = "pgqrs_workflow_waits"
+    __table_args__ = (
+        Index("ix_pgqrs_workflow_waits_waiter_id", "waiter_id"),
+        {"sqlite_strict": True},
+    )
+
+    awaited_id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=False)
+    waiter_id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=False)
 
 
 class Stream(Base):
@@ -406,7 +485,10 @@ class StreamBatch(Base):
 
 
 class Upload(Base):
-    """In a store that is one object in a bucket: the last upload of each who wrote to it."""
+    """In a store that is one object in a bucket: its last uploads.
+
+    `writer` is a nonce, which only this upload has, and `number` its position among all uploads.
+    """
 
     __tablename__ = "pgqrs_uploads"
     __table_args__ = ({"sqlite_strict": True},)
@@ -482,11 +564,14 @@ messages = Base.metadata.tables["pgqrs_messages"]
 archive = Base.metadata.tables["pgqrs_archive"]
 groups = Base.metadata.tables["pgqrs_groups"]
 keys = Base.metadata.tables["pgqrs_keys"]
+waiting = Base.metadata.tables["pgqrs_waiting"]
+limits = Base.metadata.tables["pgqrs_limits"]
 slots = Base.metadata.tables["pgqrs_slots"]
 schedules = Base.metadata.tables["pgqrs_schedules"]
 workflows = Base.metadata.tables["pgqrs_workflows"]
 workflow_steps = Base.metadata.tables["pgqrs_workflow_steps"]
 workflow_events = Base.metadata.tables["pgqrs_workflow_events"]
+workflow_waits = Base.metadata.tables["pgqrs_workflow_waits"]
 streams = Base.metadata.tables["pgqrs_streams"]
 stream_batches = Base.metadata.tables["pgqrs_stream_batches"]
 uploads = Base.metadata.tables["pgqrs_uploads"]

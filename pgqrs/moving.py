@@ -63,6 +63,7 @@ class Step(NamedTuple):
     def run(self, database: Database) -> Any:
         """Do it."""
         if self.changes:
+            database.forget_store_id()
             return database.write(self.work, repeatable=True)
         return database.read(self.work)
 
@@ -112,6 +113,8 @@ def steps(progress: Progress | None) -> Steps:
         after = yield from _resume(table, meter)
         yield from _copy(table, after, meter)
     yield from _go_on_numbering()
+    # Whoever holds a message of the one may end it in the other.
+    yield _change(moving.take_over, (yield _here(moving.made_at)))
     copied: list[CopiedTable] = []
     for table in tables:
         copied += yield from _compare(table, meter)

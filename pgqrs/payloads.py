@@ -5,7 +5,12 @@ is wrong does a second, slower walk find out where, so that the error can name t
 
 What JSON can hold but PostgreSQL's JSONB cannot (a nul character, half a surrogate pair) is refused
 on every backend. Integers of any size are kept exactly. A float stays a float: JSONB would turn
-`1e+16` into `10000000000000000`, so such numbers are written out in full, with a fraction.
+`1e+16` into `10000000000000000`, so such numbers are written out in full, with a fraction. It has no
+negative zero either, so that is written as a negative number too small for a float: read as one, it is
+`-0.0` again.
+
+The size that is limited is that of what is stored. JSONB writes all digits, so `1e-300` counts as 302
+bytes, on every backend.
 """
 
 from __future__ import annotations
@@ -13,7 +18,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from itertools import chain
@@ -26,7 +30,11 @@ _encoder = json.JSONEncoder(
 )
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 _CONTAINERS = frozenset((dict, list))
-_STRING_OR_EXPONENT = re.compile(r'"(?:[^"\\]|\\.)*"|-?[0-9.]+e\+[0-9]+')
+_STRING_OR_SPECIAL = re.compile(r'"(?:[^"\\]|\\.)*"|-?[0-9.]+e\+[0-9]+|-0\.0(?![0-9e])')
+_STRING_OR_SMALL = re.compile(r'"(?:[^"\\]|\\.)*"|-?[0-9.]+e-[0-9]+')
+_NEGATIVE_ZERO = "-1e-400"
+_GROWTH = 60
+"""How many times its size a text can become, when all its numbers are written out: `5e-324`."""
 
 
 class Batch(NamedTuple):
@@ -63,9 +71,19 @@ def encode(payload: Any, *, max_bytes: int, max_depth: int, name: str = "payload
         _explain(payload, name, max_depth)
         text = _to_text(payload)
         size = len(text.encode())
+    _check_size(name, size, max_bytes)
+    if "e+" in text or "-0.0" in text:
+        text = _STRING_OR_SPECIAL.sub(_in_full, text)
+        size = len(text.encode())
+    if size * _GROWTH > max_bytes and "e-" in text:
+        size += sum(map(_growth, _STRING_OR_SMALL.finditer(text)))
+    _check_size(name, size, max_bytes)
+    return text
+
+
+def _check_size(name: str, size: int, max_bytes: int) -> None:
     if size > max_bytes:
         raise PayloadTooLarge(name, f"{size} bytes of JSON, more than the {max_bytes} allowed")
-    return _STRING_OR_EXPONENT.sub(_in_full, text) if "e+" in text else text
 
 
 def encode_many(
@@ -99,8 +117,12 @@ def _encode_whole(payloads: Sequence[Any], *, max_bytes: int, max_depth: int) ->
     if not flat and not _is_plain(payloads, max_depth + 1):
         return None
     # All of it no larger than one may be: then each is small enough, whatever its characters.
-    simple = len(text) <= max_bytes and text.isascii() and not _may_hold(text, "\\u0000")
-    return text if simple and not _may_hold(text, "e+") else None
+    if len(text) > max_bytes or not text.isascii():
+        return None
+    if len(text) * _GROWTH > max_bytes and _may_hold(text, "e-"):
+        return None
+    special = any(_may_hold(text, rare) for rare in ("\\u0000", "e+", "-0.0"))
+    return None if special else text
 
 
 def _may_hold(text: str, rare: str) -> bool:
@@ -129,15 +151,6 @@ def encode_headers(headers: Mapping[str, Any] | None, *, max_bytes: int) -> str 
         raise InvalidPayload("headers", f"expected a mapping, got {type(headers).__name__}")
     _explain(dict(headers), "headers", max_depth=8)
     return encode(dict(headers), max_bytes=max_bytes, max_depth=8)
-
-
-def error_text(error: str | BaseException | None) -> str | None:
-    """An error as text that every backend can store: an exception with its traceback."""
-    if error is None:
-        return None
-    if isinstance(error, BaseException):
-        error = "".join(traceback.format_exception(error))
-    return error.replace("\0", "\\0").encode(errors="backslashreplace").decode()
 
 
 def _is_plain(value: Any, depth: int) -> bool:
@@ -213,4 +226,12 @@ def _advice(value: Any) -> str:
 
 def _in_full(match: re.Match[str]) -> str:
     token = match[0]
-    return token if token[0] == '"' else f"{Decimal(token):f}.0"
+    if token[0] == '"':
+        return token
+    return _NEGATIVE_ZERO if token == "-0.0" else f"{Decimal(token):f}.0"
+
+
+def _growth(match: re.Match[str]) -> int:
+    """How many more bytes JSONB needs for a number than was written."""
+    token = match[0]
+    return 0 if token[0] == '"' else len(f"{Decimal(token):f}") - len(token)

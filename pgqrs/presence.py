@@ -11,10 +11,11 @@ from contextlib import suppress
 from pgqrs.errors import ConflictError, StoreUnavailable
 from pgqrs.repositories import queues, workers
 from pgqrs.stores import Database
+from pgqrs.stores.forks import Forking, watch
 from pgqrs.types import WorkerStatus
 
 
-class Presence:
+class Presence(Forking):
     """One row among the workers, there from `open` until `close`."""
 
     def __init__(
@@ -26,36 +27,50 @@ class Presence:
         self._hostname = hostname or socket.gethostname()
         self._port = port
         self._heard_at = 0.0
-        self._registering = threading.Lock()
+        self._settling = threading.Lock()
+        """Never held while anybody waits for the database: under asyncio that would be waiting for
+        oneself."""
         self.worker_id: int | None = None
+        watch(self)
+
+    def after_fork_in_child(self) -> None:
+        """The row is the parent's."""
+        self._settling = threading.Lock()
+        self.worker_id = None
 
     def open(self) -> int:
         """Register, unless that was done. Returns the worker's id."""
-        if self.worker_id is None:
-            self.worker_id = self._register()
-        return self.worker_id
+        return self._replace(None) if self.worker_id is None else self.worker_id
 
     def reopen(self, gone: int) -> int:
         """Register anew: somebody purged the row of a worker that was only slow."""
-        # Never waits: under asyncio that would be waiting for oneself.
-        if self._registering.acquire(blocking=False):
-            try:
-                if self.worker_id == gone:
-                    self.worker_id = self._register()
-            finally:
-                self._registering.release()
-        return gone if self.worker_id is None else self.worker_id
+        return self._replace(gone) if self.worker_id in (None, gone) else self.worker_id
+
+    def _replace(self, known: int | None) -> int:
+        """Register. If somebody else did that in the meantime, that row stays, and this one goes."""
+        id = self._register()
+        with self._settling:
+            found = self.worker_id
+            if found is None or found == known:
+                self.worker_id = id
+                return id
+        self._remove(id)
+        return found
 
     def keep_alive(self) -> None:
         """A sign of life, if the last one was some time ago."""
-        if time.monotonic() - self._heard_at > self._database.config.heartbeat:
+        if self.beats_in() < 0:
             self.heartbeat()
+
+    def beats_in(self) -> float:
+        """Seconds until the next sign of life is due."""
+        return self._heard_at + self._database.config.heartbeat - time.monotonic()
 
     def heartbeat(self) -> WorkerStatus:
         """A sign of life. Returns what this worker was told to be."""
-        id, now = self.open(), self._database.now()
+        id = self.open()
         status = self._database.write(
-            lambda connection: workers.heartbeat(connection, id, now=now),
+            lambda connection: workers.heartbeat(connection, id, now=self._database.now()),
             single=True,
             repeatable=True,
         )
@@ -69,15 +84,17 @@ class Presence:
         """Take the row away. If the database is not there, it is purged with the dead ones."""
         id, self.worker_id = self.worker_id, None
         if id is not None:
-            with suppress(StoreUnavailable, ConflictError):
-                self._database.write(
-                    lambda connection: workers.remove(connection, id),
-                    single=True,
-                    repeatable=True,
-                )
+            self._remove(id)
+
+    def _remove(self, id: int) -> None:
+        with suppress(StoreUnavailable, ConflictError):
+            self._database.write(
+                lambda connection: workers.remove(connection, id),
+                single=True,
+                repeatable=True,
+            )
 
     def _register(self) -> int:
-        now = self._database.now()
         id = self._database.write(
             lambda connection: workers.register(
                 connection,
@@ -85,7 +102,7 @@ class Presence:
                 hostname=self._hostname,
                 port=self._port,
                 pid=os.getpid(),
-                now=now,
+                now=self._database.now(),
             ),
             repeatable=True,
         )

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from sqlalchemy import Connection
 
+from pgqrs.current import run_here
 from pgqrs.errors import InvalidArgument
 from pgqrs.payloads import Batch, encode, encode_headers, encode_many
 from pgqrs.presence import Presence
-from pgqrs.repositories import labelled, messages
+from pgqrs.queue_making import with_queue
+from pgqrs.repositories import labelled, messages, queues
 from pgqrs.repositories.keys import Unique
 from pgqrs.repositories.labelled import Labels
 from pgqrs.repositories.messages import Enqueued
@@ -23,6 +25,36 @@ LOWEST_PRIORITY, HIGHEST_PRIORITY = -32768, 32767
 MAX_HEADER_BYTES = 16 * 1024
 MAX_LABEL = 512
 """Characters of a key or of a group's name: an index of PostgreSQL holds no more than 2700 bytes."""
+
+
+class NewMessages(NamedTuple):
+    """Messages that are to be added to a queue."""
+
+    queue: str
+    batch: Batch
+    labels: Labels | None
+    options: dict[str, Any]
+    creates_queue: bool = False
+    """Whether a queue that is missing is created: those of tasks are, and all if the store may."""
+
+    def add(
+        self, connection: Connection, *, now: datetime | None, channel: str | None = None
+    ) -> Enqueued:
+        """Add them, all or none. `channel` is where consumers elsewhere are told, if that can be done in
+        the same statement.
+        """
+        if self.labels is None:
+            return messages.enqueue(
+                connection, self.queue, self.batch, now=now, channel=channel, **self.options
+            )
+        return labelled.enqueue(
+            connection, self.queue, self.batch, labels=self.labels, now=now, **self.options
+        )
+
+    @property
+    def is_single(self) -> bool:
+        """True if adding them is one statement."""
+        return self.labels is None and messages.fits_one_statement(self.batch)
 
 
 class Producer:
@@ -56,7 +88,11 @@ class Producer:
         return None if self._presence is None else self._presence.worker_id
 
     def open(self) -> Self:
-        """Register among the workers, if that was asked for. The first enqueue does it too."""
+        """Create the queue, if the store may, and register among the workers, if that was asked for. The
+        first enqueue does it too.
+        """
+        if self._database.config.create_queues:
+            self._find_queue()
         if self._presence is not None:
             self._presence.open()
         return self
@@ -83,20 +119,22 @@ class Producer:
         If another message has the same `key`, nothing is added, and its id is returned, with
         `created` false. `unique` says how long a message keeps others out: while it is "queued",
         until it is "unfinished" no more, or until so many seconds after that; None: not at all.
+
+        In the body of a workflow on this store it is done once, however often the run is resumed.
         """
-        limits = self._database.config
-        text = encode(
-            payload, max_bytes=limits.max_payload_bytes, max_depth=limits.max_payload_depth
-        )
-        return self._enqueue(
-            Batch(1, None, [text]),
-            _labels(1, [key], [group], unique),
-            delay=delay,
-            eta=eta,
-            ttl=ttl,
-            expires_at=expires_at,
-            priority=priority,
-            headers=headers,
+        return self._send(
+            self._one(
+                payload,
+                delay=delay,
+                eta=eta,
+                ttl=ttl,
+                expires_at=expires_at,
+                priority=priority,
+                headers=headers,
+                key=key,
+                unique=unique,
+                group=group,
+            )
         )[0]
 
     def enqueue_many(
@@ -117,6 +155,47 @@ class Producer:
 
         `keys` and `groups` are one for each message.
         """
+        return self._send(
+            self._many(
+                payloads,
+                delay=delay,
+                eta=eta,
+                ttl=ttl,
+                expires_at=expires_at,
+                priority=priority,
+                headers=headers,
+                keys=keys,
+                unique=unique,
+                groups=groups,
+            )
+        )
+
+    def _one(
+        self,
+        payload: Any,
+        *,
+        key: str | None = None,
+        unique: UniqueFor = "unfinished",
+        group: str | None = None,
+        **options: Any,
+    ) -> NewMessages:
+        """What `enqueue` is to add."""
+        limits = self._database.config
+        text = encode(
+            payload, max_bytes=limits.max_payload_bytes, max_depth=limits.max_payload_depth
+        )
+        return self._new(Batch(1, None, [text]), _labels(1, [key], [group], unique), **options)
+
+    def _many(
+        self,
+        payloads: Iterable[Any],
+        *,
+        keys: Iterable[str | None] | None = None,
+        unique: UniqueFor = "unfinished",
+        groups: Iterable[str | None] | None = None,
+        **options: Any,
+    ) -> NewMessages:
+        """What `enqueue_many` is to add."""
         limits, values = self._database.config, list(payloads)
         labels = _labels(
             len(values),
@@ -130,29 +209,20 @@ class Producer:
             max_depth=limits.max_payload_depth,
             apart=labels is not None,
         )
-        return self._enqueue(
-            batch,
-            labels,
-            delay=delay,
-            eta=eta,
-            ttl=ttl,
-            expires_at=expires_at,
-            priority=priority,
-            headers=headers,
-        )
+        return self._new(batch, labels, **options)
 
-    def _enqueue(
+    def _new(
         self,
         batch: Batch,
         labels: Labels | None,
         *,
-        delay: Duration | None,
-        eta: datetime | None,
-        ttl: Duration | None,
-        expires_at: datetime | None,
-        priority: int,
-        headers: Mapping[str, Any] | None,
-    ) -> list[MessageId]:
+        delay: Duration | None = None,
+        eta: datetime | None = None,
+        ttl: Duration | None = None,
+        expires_at: datetime | None = None,
+        priority: int = 0,
+        headers: Mapping[str, Any] | None = None,
+    ) -> NewMessages:
         if delay is not None and eta is not None:
             raise InvalidArgument("eta", "give a delay or an eta, not both")
         if ttl is not None and expires_at is not None:
@@ -165,24 +235,40 @@ class Producer:
             "priority": whole("priority", priority, low=LOWEST_PRIORITY, high=HIGHEST_PRIORITY),
             "headers": encode_headers(headers, max_bytes=MAX_HEADER_BYTES),
             "codec": self._codec,
-            "producer": self._sender(),
+            "producer": None,
         }
-        if not batch.size:
-            return []
-        now = self._database.now()
+        creates_queue = self._database.config.create_queues
+        return NewMessages(self.queue, batch, labels, options, creates_queue)
 
-        def work(connection: Connection) -> Enqueued:
-            if labels is None:
-                return messages.enqueue(connection, self.queue, batch, now=now, **options)
-            return labelled.enqueue(
-                connection, self.queue, batch, labels=labels, now=now, **options
+    def _send(self, new: NewMessages) -> list[MessageId]:
+        if self._presence is not None:
+            new.options["producer"] = self._sender()
+        if not new.batch.size:
+            return []
+        run = run_here.get()
+        if run is not None:
+            recorded: list[MessageId] = run.enqueue(self._database, new)
+            return recorded
+        database = self._database
+        single, channel = new.is_single, database.channel if new.is_single else None
+
+        def add() -> Enqueued:
+            return database.write(
+                lambda connection: new.add(connection, now=database.now(), channel=channel),
+                single=single,
             )
 
-        ids, waited_for = self._database.write(
-            work, single=labels is None and messages.fits_one_statement(batch)
+        added = with_queue(database, self.queue, add) if new.creates_queue else add()
+        database.ring(self.queue, elsewhere=added.waited_for)
+        return added.ids
+
+    def _find_queue(self) -> None:
+        """See that the queue is there."""
+        with_queue(
+            self._database,
+            self.queue,
+            lambda: self._database.read(lambda connection: queues.get(connection, self.queue)),
         )
-        self._database.ring(self.queue, elsewhere=waited_for)
-        return ids
 
     def _sender(self) -> int | None:
         if self._presence is None:

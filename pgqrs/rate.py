@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pgqrs.types import Rate
 
-GRAINS = 100
+GRAINS = 50
 """About how many entries a log has at most."""
 
 
@@ -23,6 +23,15 @@ class Started(NamedTuple):
     since: float
     until: float
     number: int
+
+
+def no_later_than(log: Sequence[Started], now: float) -> list[Started]:
+    """The log for a clock that says this, which may have been set back: what lies ahead of it counts as
+    started now. Otherwise nothing could start until the clock is where it was.
+    """
+    if not any(entry.until > now for entry in log):
+        return list(log)
+    return [Started(min(entry.since, now), min(entry.until, now), entry.number) for entry in log]
 
 
 def room(rate: Rate, log: Sequence[Started], now: float) -> int:
@@ -48,4 +57,5 @@ def start(rate: Rate, log: Sequence[Started], number: int, now: float) -> list[S
 
 
 def _recent(rate: Rate, log: Sequence[Started], now: float) -> list[Started]:
-    return [entry for entry in log if entry.until > now - rate.period]
+    start = now - rate.period
+    return [entry for entry in log if entry.until > start]

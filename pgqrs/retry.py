@@ -5,6 +5,7 @@ A decision is a value: seconds to wait, or None for never again. Whoever holds t
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Self
 from pgqrs.errors import InvalidArgument, PgqrsError
 from pgqrs.types import Duration, seconds
 
+logger = logging.getLogger("pgqrs")
 Decide = Callable[[int, BaseException | None], Duration | None]
 
 
@@ -29,7 +31,10 @@ class RetryAfter(PgqrsError):
 
 @dataclass(frozen=True, kw_only=True)
 class Retry:
-    """How often, and after how long. The default is exponential: 1 s, 2 s, 4 s … up to 10 minutes."""
+    """How often, and after how long: unless said otherwise 1 s, 2 s, 4 s … up to 10 minutes.
+
+    Tasks and handlers that have no policy of their own have `OUTLASTING`.
+    """
 
     max_attempts: int | None = None
     """Attempts in all; None leaves it to the queue's `max_read_ct`, which always counts as well."""
@@ -90,14 +95,37 @@ class Retry:
         """Seconds until the next attempt after this one failed; None for never again."""
         if self.max_attempts is not None and attempt >= self.max_attempts:
             return None
-        asked = getattr(error, "retry_after", None)
+        asked = _asked_for(error)
         if asked is not None:
-            return seconds("retry_after", asked)
+            return asked
         if self.decide is not None:
-            decided = self.decide(attempt, error)
-            return None if decided is None else seconds("decide", decided)
+            try:
+                decided = self.decide(attempt, error)
+                return None if decided is None else seconds("decide", decided)
+            except Exception:
+                # By its type: what an error says may be secret.
+                kind = type(error).__qualname__
+                logger.exception("decide failed for %s; the policy's own delay counts", kind)
         longest = seconds("max_delay", self.max_delay)
         # Bounded before it is computed: a float power overflows.
         steps = min(attempt - 1, 64)
         wait = min(seconds("delay", self.delay) * self.factor**steps, longest)
         return wait * (1 - self.jitter * rand())
+
+
+OUTLASTING = Retry(factor=3.0, max_delay=1800.0, jitter=0.5)
+"""What counts where no policy is given: at most 1 s, 3 s, 9 s … up to half an hour. The 10 attempts that
+a queue allows by default take about an hour, so that an outage is outlasted. Partly random, so that what
+failed together, because something was down, does not come back together.
+"""
+
+
+def _asked_for(error: BaseException | None) -> float | None:
+    """Seconds that an error asks to wait, if it asks for something that can be understood."""
+    try:
+        asked = getattr(error, "retry_after", None)
+        return None if asked is None else seconds("retry_after", asked)
+    except Exception:
+        kind = type(error).__qualname__
+        logger.exception("retry_after of %s cannot be used; the policy's own delay counts", kind)
+        return None

@@ -9,19 +9,19 @@ application's own Alembic environment), and reading it needs no Alembic.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Table, delete, insert, inspect, select, text
+from sqlalchemy import Connection, Table, func, inspect, select, text
 from sqlalchemy.schema import CreateSchema
 
+from pgqrs import schema_differences
 from pgqrs.drivers import join_transaction
 from pgqrs.errors import (
     RevisionAltered,
@@ -29,13 +29,15 @@ from pgqrs.errors import (
     RevisionUnknown,
     SchemaNotInstalled,
     SchemaTooNew,
+    TablesAltered,
     UpgradeRequired,
 )
+from pgqrs.frozen import checksum
+from pgqrs.migrating import one_at_a_time
 from pgqrs.models import schema_history
 
 if TYPE_CHECKING:
     from alembic.migration import MigrationContext
-    from alembic.operations import Operations
     from alembic.script import ScriptDirectory
 
 VERSION_TABLE = "pgqrs_alembic_version"
@@ -78,21 +80,53 @@ def _read_revision(path: Path) -> Revision:
     declared = re.search(r'^revision = "([^"]+)"$', source, re.MULTILINE)
     if declared is None:
         raise ValueError(f"{path} declares no revision")
-    return Revision(declared[1], hashlib.sha256(source.encode()).hexdigest())
+    return Revision(declared[1], checksum(path))
 
 
 def applied(connection: Connection) -> dict[str, str]:
     """What the database records: revision → checksum, oldest first. Empty before the first install."""
     if not _exists(connection, schema_history):
         return {}
+    return _recorded(connection)
+
+
+def _recorded(connection: Connection) -> dict[str, str]:
     recorded = select(schema_history.c.revision, schema_history.c.checksum)
     rows = connection.execute(recorded.order_by(schema_history.c.revision))
     return {row.revision: row.checksum for row in rows}
 
 
+def check(connection: Connection) -> None:
+    """Raise if the recorded history does not fit, or a table or an index is missing.
+
+    Two queries: for opening a store.
+    """
+    names = schema_differences.names(connection, _translated_schema(connection))
+    compare(_recorded(connection) if schema_history.name in names else {}, revisions())
+    _refuse(schema_differences.missing(names))
+
+
+def store_id(connection: Connection) -> str:
+    """What tells a store from others, by whatever URL it was opened: when its tables were made."""
+    first = select(func.min(schema_history.c.applied_at, type_=schema_history.c.applied_at.type))
+    made: datetime | None = connection.execute(first).scalar()
+    if made is None:
+        raise SchemaNotInstalled
+    return made.isoformat()
+
+
 def verify(connection: Connection) -> None:
-    """Raise the error that says how the database differs from what this pgqrs needs."""
+    """Raise the error that says how the database differs from what this pgqrs needs.
+
+    The recorded history is compared with the revisions, and every table with the models.
+    """
     compare(applied(connection), revisions())
+    _refuse(schema_differences.differences(connection, _translated_schema(connection)))
+
+
+def _refuse(differences: list[str]) -> None:
+    if differences:
+        raise TablesAltered(differences)
 
 
 def compare(recorded: dict[str, str], known: tuple[Revision, ...]) -> None:
@@ -148,7 +182,7 @@ def _run(
 
     script = ScriptDirectory(str(scripts_path()))
     context = _migration_context(connection, schema, fn=lambda rev, _: steps(script, rev))
-    with Operations.context(context):
+    with one_at_a_time(), Operations.context(context):
         context.run_migrations()
 
 
@@ -209,63 +243,6 @@ def include_name(name: str | None, kind: str, _parents: Any) -> bool:
 def exclude_name(name: str | None, kind: str, _parents: Any) -> bool:
     """The opposite, for an application's own Alembic environment: leave pgqrs' tables alone."""
     return kind != "table" or not (name or "").startswith("pgqrs_")
-
-
-# What revision scripts use.
-
-
-def is_applied(op: Operations, revision: str) -> bool:
-    """The first line of every upgrade: somebody else's Alembic may have applied it already."""
-    return not op.get_context().as_sql and revision in applied(op.get_bind())
-
-
-def record(op: Operations, revision: str) -> None:
-    """The last line of every upgrade: this revision was applied, from this text."""
-    checksum = next(known.checksum for known in revisions() if known.id == revision)
-    op.execute(
-        insert(schema_history).values(
-            revision=revision, checksum=checksum, applied_at=datetime.now(UTC)
-        )
-    )
-
-
-def forget(op: Operations, revision: str) -> None:
-    """The first line of every downgrade: this revision is not applied any more."""
-    op.execute(delete(schema_history).where(schema_history.c.revision == revision))
-
-
-def schema_of(op: Operations) -> str | None:
-    """Where our tables are, for operations of Alembic's own that would not look: ALTER TABLE."""
-    return None if op.get_context().as_sql else _translated_schema(op.get_bind())
-
-
-def tune_for_postgres(op: Operations, table: str, **parameters: float) -> None:
-    """Set storage parameters; other databases have none."""
-    context = op.get_context()
-    if context.dialect.name != "postgresql":
-        return
-    settings = ", ".join(f"{key} = {value}" for key, value in parameters.items())
-    op.execute(text(f"ALTER TABLE {_qualified(op, table)} SET ({settings})"))
-
-
-def leave_unlogged(op: Operations, table: str) -> None:
-    """Give up a table's rows when the server crashes, for speed; other databases cannot."""
-    if op.get_context().dialect.name == "postgresql":
-        op.execute(text(f"ALTER TABLE {_qualified(op, table)} SET UNLOGGED"))
-
-
-def leave_uncompressed(op: Operations, table: str, column: str) -> None:
-    """Store large values as they are: compressing costs more than it saves where they do not stay."""
-    if op.get_context().dialect.name == "postgresql":
-        name = _qualified(op, table)
-        op.execute(text(f"ALTER TABLE {name} ALTER COLUMN {column} SET STORAGE EXTERNAL"))
-
-
-def _qualified(op: Operations, table: str) -> str:
-    schema = schema_of(op)
-    if schema is None:
-        return table
-    return f"{op.get_context().dialect.identifier_preparer.quote(schema)}.{table}"
 
 
 def _translated_schema(connection: Connection) -> str | None:

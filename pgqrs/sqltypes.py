@@ -8,6 +8,7 @@ time order), JSON is text.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -26,7 +27,12 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
 )
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.expression import ColumnElement
+from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
+
+from pgqrs.types import MAX_JSON_DEPTH
 
 BigId = BigInteger().with_variant(Integer(), "sqlite")
 """A 64-bit id; SQLite's autoincrement needs the column to be called INTEGER."""
@@ -38,7 +44,9 @@ Seconds: TypeEngine[Any] = Double().with_variant(REAL(), "sqlite")
 def _time_as_text(value: datetime | None) -> str | None:
     if value is None:
         return None
-    return value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+    if value.tzinfo is not UTC:
+        value = value.astimezone(UTC)
+    return value.isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
 
 
 def _time_from_text(value: str | None) -> datetime | None:
@@ -96,26 +104,81 @@ class Undecodable(str):
 
 _scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 """`json.loads` without looking for spaces around: half the time for a small payload."""
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"?')
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
-def _json_from_text(value: str | None) -> Any:
+def json_from_text(value: str | None) -> Any:
+    """The value of a JSON text. Text that is none comes back as `Undecodable`: whoever wrote it past
+    this library must not keep anybody from reading the rows beside it.
+    """
     if value is None:
         return None
     try:
         decoded, end = _scan(value, 0)
-        if end == len(value):
+        if end == len(value) and (end <= MAX_JSON_DEPTH or not _is_too_deep(value)):
             return decoded
-    except (StopIteration, ValueError):
+    except (StopIteration, ValueError, RecursionError):
         pass
+    if _is_too_deep(value):
+        return Undecodable(value)
     try:
         return json.loads(value)
-    except ValueError:
+    except ValueError:  # not JSON, or an integer with more digits than Python reads
         return Undecodable(value)
+
+
+def _is_too_deep(document: str) -> bool:
+    """True if it is nested deeper than `MAX_JSON_DEPTH`. What Python can decode differs by version."""
+    if (
+        len(document) <= MAX_JSON_DEPTH
+        or document.count("[") + document.count("{") <= MAX_JSON_DEPTH
+    ):
+        return False
+    # Nearly always brackets match also with those in strings, which take long to find.
+    return _nests_too_deep(document) and _nests_too_deep(_STRING.sub("", document))
+
+
+def _nests_too_deep(document: str) -> bool:
+    """Each turn takes away the innermost brackets: as many turns as the document is deep."""
+    brackets = document.encode(errors="surrogatepass").translate(None, _NO_BRACKETS)
+    brackets = brackets.replace(b"{", b"[").replace(b"}", b"]")
+    for _ in range(MAX_JSON_DEPTH):
+        left = brackets.replace(b"[]", b"")
+        if left == brackets:
+            return len(left) > 0  # they do not match
+        brackets = left
+    return len(brackets) > 0
 
 
 def json_from_bytes(value: bytes) -> Any:
     """`json.loads` for what a driver hands over, without guessing its encoding: it is UTF-8."""
-    return _json_from_text(value.decode())
+    return json_from_text(value.decode())
+
+
+class _JsonText(FunctionElement[Any]):
+    """A JSON column as its text: then each value is decoded by itself, whatever the driver does with
+    JSON, and one that cannot be does not spoil the rows beside it.
+    """
+
+    name = "pgqrs_json_text"
+    inherit_cache = True
+
+    def __init__(self, column: ColumnElement[Any], type_: TypeEngine[Any]) -> None:
+        super().__init__(column)
+        self.type = type_  # what the text is decoded by
+
+
+@compiles(_JsonText, "postgresql")
+def _json_text_postgres(element: _JsonText, compiler: Any, **kw: Any) -> str:
+    (found,) = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"CAST({found} AS TEXT)"
+
+
+@compiles(_JsonText, "sqlite")
+def _json_text_sqlite(element: _JsonText, compiler: Any, **kw: Any) -> str:
+    (found,) = (compiler.process(clause, **kw) for clause in element.clauses)
+    return str(found)
 
 
 class Json(TypeDecorator[Any]):
@@ -133,11 +196,24 @@ class Json(TypeDecorator[Any]):
 
         return dialect.type_descriptor(JSONB())
 
+    def column_expression(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        return _JsonText(column, self)
+
     def result_processor(self, dialect: Dialect, coltype: object) -> Any:
-        # PostgreSQL's driver has parsed it already, or its dialect knows how to.
+        return json_from_text
+
+
+class JsonText(Json):
+    """JSON that is kept as it was written: JSONB sorts the keys of objects, and knows no -0.0."""
+
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         if dialect.name == "sqlite":
-            return _json_from_text
-        return self.load_dialect_impl(dialect).result_processor(dialect, coltype)
+            return dialect.type_descriptor(Text())
+        from sqlalchemy.dialects.postgresql import JSON
+
+        return dialect.type_descriptor(JSON())
 
 
 class EnumText(TypeDecorator[StrEnum]):
@@ -149,9 +225,10 @@ class EnumText(TypeDecorator[StrEnum]):
     def __init__(self, words: type[StrEnum]) -> None:
         super().__init__()
         self.words = words
+        self._by_text: dict[str, StrEnum] = {word.value: word for word in words}
 
     def process_result_value(self, value: Any, dialect: Dialect) -> StrEnum | None:
-        return None if value is None else self.words(value)
+        return None if value is None else self._by_text.get(value) or self.words(value)
 
 
 def many(kind: TypeEngine[Any]) -> TypeEngine[Any]:

@@ -13,14 +13,17 @@ from pgqrs.clock import Clock
 from pgqrs.config import Config, shown
 from pgqrs.consumer import Consumer
 from pgqrs.errors import InvalidConfig
+from pgqrs.keeper import forget_leases
 from pgqrs.producer import Producer
 from pgqrs.schedules import Schedules
 from pgqrs.stores import Database, Work, open_database
-from pgqrs.transaction import Transaction, connection_of
+from pgqrs.transaction import Owner, Transaction, connection_of
 from pgqrs.types import ConcurrencyModel, Duration
 from pgqrs.workflows.runs import Workflows
 
 T = TypeVar("T")
+_ASYNC = ("AsyncEngine", "AsyncConnection", "AsyncSession")
+"""By name: whoever uses these has imported them, and others should not have to."""
 
 
 class Store:
@@ -40,6 +43,11 @@ class Store:
     ) -> None:
         """`settings` are the fields of `Config`."""
         engine = target if isinstance(target, Engine) else None
+        if type(target).__name__ in _ASYNC:
+            raise InvalidConfig(
+                f"a Store cannot use an {type(target).__name__}; pgqrs.AsyncStore can, "
+                "or give Store a plain Engine or a URL"
+            )
         self.config = config_from(None if engine is not None else target, settings)
         self._database: Database = open_database(self.config, engine, clock=clock)
         try:
@@ -116,19 +124,22 @@ class Store:
         """The runs of workflows."""
         return Workflows(self._database)
 
-    def using(self, owner: Connection | Session) -> Transaction:
-        """Enqueue and end claims inside the transaction of this connection or session."""
+    def using(self, owner: Owner) -> Transaction:
+        """Enqueue and end claims inside the transaction of this connection or session.
+
+        A `scoped_session` is as good as the session in it. One in AUTOCOMMIT is refused.
+        """
         return Transaction(self._database, connection_of(owner))
 
     def read(self, work: Work[T]) -> T:
-        """Run a work that changes nothing."""
-        return self._database.read(work)
+        """Run a work that changes nothing. Errors of its own statements are SQLAlchemy's."""
+        return self._database.read_for_application(work)
 
     def write(self, work: Work[T]) -> T:
         """Run a work in one transaction and commit it. It may be run again: no I/O of its own in
-        it.
+        it. Errors of its own statements are SQLAlchemy's.
         """
-        return self._database.write(work)
+        return self._database.write_for_application(work)
 
     def verify_exclusive_access(self) -> None:
         """Raise `NotExclusive` if another process has the SQLite file open; elsewhere there is
@@ -138,6 +149,7 @@ class Store:
 
     def close(self) -> None:
         """Let go of the connections. An engine of the application's own stays open."""
+        forget_leases(self._database)
         self._database.close()
 
     def __enter__(self) -> Self:
@@ -165,7 +177,7 @@ def config_from(target: object, settings: dict[str, Any]) -> Config:
         return Config.from_dsn(target, **settings)
     if target is None:
         return Config.from_env(**settings)
-    raise InvalidConfig(
-        f"expected a URL, an engine or a Config, got {type(target).__name__}; "
-        "async engines belong to AsyncStore"
-    )
+    kind, hint = type(target), ""
+    if isinstance(target, Connection | Session) or kind.__name__ in _ASYNC:
+        hint = "; a store has an engine: store.using(…) takes connections and sessions"
+    raise InvalidConfig(f"expected a URL, an engine or a Config, got {kind.__name__}{hint}")

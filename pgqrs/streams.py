@@ -12,9 +12,8 @@ from collections.abc import Callable
 from functools import partial
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import IntegrityError
 
-from pgqrs.errors import WorkerNotFound
+from pgqrs.errors import ConstraintViolated, WorkerNotFound
 from pgqrs.presence import Presence
 from pgqrs.repositories import streams
 from pgqrs.repositories.streams import Batch, Owned
@@ -60,24 +59,26 @@ class Stream:
         return batch
 
     def _take_over(self) -> Owned:
-        worker, now = self._presence.open(), self._database.now()
+        worker = self._presence.open()
 
         def work(connection: Connection) -> Owned:
+            now = self._database.now()
             return streams.take_over(connection, self.name, self.queue, worker=worker, now=now)
 
         try:
             return self._database.write(work, repeatable=True)
-        except IntegrityError:  # somebody else created it meanwhile: now it is found
+        except ConstraintViolated:  # somebody else created it meanwhile: now it is found
             return self._database.write(work, repeatable=True)
 
     def _is_quiet(self) -> bool:
-        now = self._database.now()
-        return self._database.read(lambda c: streams.is_quiet(c, self.name, self.queue, now=now))
+        return self._database.read(
+            lambda c: streams.is_quiet(c, self.name, self.queue, now=self._database.now())
+        )
 
     def _plan(self, owned: Owned, question: Question, limit: int) -> Batch | None:
-        worker, now = self._presence.open(), self._database.now()
+        worker = self._presence.open()
         return self._database.write(
-            lambda c: question(c, owned, worker=worker, limit=limit, now=now),
+            lambda c: question(c, owned, worker=worker, limit=limit, now=self._database.now()),
             repeatable=True,
             probe=True,
         )
@@ -94,9 +95,8 @@ def batches(database: Database, name: str, *, after: int, through: int) -> list[
 
 def acknowledge(database: Database, name: str, *, through: int) -> int:
     """Acknowledge all batches of a stream up to this one. Returns how many messages that were."""
-    now = database.now()
     queue, total = database.write(
-        lambda c: streams.acknowledge(c, name, through=through, now=now), repeatable=True
+        lambda c: streams.acknowledge(c, name, through=through, now=database.now()), repeatable=True
     )
     database.ring(queue)
     return total
@@ -106,7 +106,8 @@ def end(database: Database, name: str) -> int:
     """Acknowledge all that a stream has claimed, and forget the stream. Returns how many messages that
     were.
     """
-    now = database.now()
-    queue, total = database.write(lambda c: streams.end(c, name, now=now), repeatable=True)
+    queue, total = database.write(
+        lambda c: streams.end(c, name, now=database.now()), repeatable=True
+    )
     database.ring(queue)
     return total

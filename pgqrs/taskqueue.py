@@ -19,14 +19,14 @@ from pgqrs.aio.store import AsyncStore
 from pgqrs.codecs import Call
 from pgqrs.errors import (
     InvalidArgument,
-    MessageNotFound,
     ResultTimedOut,
     TaskCancelled,
     TaskExpired,
     TaskFailed,
 )
 from pgqrs.handles import AsyncHandle, Reach
-from pgqrs.tasks import QUEUE, Task, declare, default_name
+from pgqrs.repositories import archive
+from pgqrs.tasks import QUEUE, as_task, declare
 from pgqrs.types import ArchivedMessage, ArchiveReason, Duration, Message
 
 T = TypeVar("T")
@@ -129,11 +129,9 @@ class StoreBackend:
                 return None
             except (TaskFailed, TaskCancelled, TaskExpired):
                 pass  # it is over: how, the archive says
-        try:
-            return _result(await self.store.admin().get_archived(task_id))
-        except MessageNotFound:
-            await self.store.admin().get_message(task_id)
-            return None
+        reach = Reach(self.store)
+        ended = await reach.run(reach.database.read, lambda c: archive.outcome(c, task_id))
+        return None if ended is None else _result(ended)
 
     async def close(self) -> None:
         if self._consumer is not None:
@@ -183,8 +181,8 @@ class TaskQueue:
     ) -> int:
         """Have this function called by a worker. Returns the id of the task.
 
-        A function of a module; the worker has to know it: as a task, or because it was enqueued by the
-        same process.
+        A task, or a function that other processes find by its import path; anything else is refused.
+        Workers run it that were given it (`Worker(tasks=[function])`), and those of this process.
         """
         return await self.backend.enqueue(_payload(func, Call(args, kwargs)), available_at=eta)
 
@@ -203,14 +201,8 @@ class TaskQueue:
 
 
 def _payload(func: Callable[..., Any], call: Call) -> dict[str, Any]:
-    task: Task[..., Any] = func if isinstance(func, Task) else declare(Task(_checked(func)))
-    return task.encode(call)
-
-
-def _checked(func: Callable[..., Any]) -> Callable[..., Any]:
-    if "<" in default_name(func):
-        raise InvalidArgument("func", f"{func!r} has no name by which a worker could find it")
-    return func
+    task = as_task(func)
+    return (task if task is func else declare(task)).encode(call)
 
 
 class SyncTaskQueue:

@@ -4,33 +4,48 @@
 queue, as a message `{"task": name, "args": […], "kwargs": {…}}`, and a worker that knows a task of that
 name runs it. The result is kept in the archive; the `Handle` that `enqueue` returns waits for it.
 
-A task is known by its name, `module:function` unless it was given another. A worker runs tasks that were
-declared in its process, so it has to import the modules that declare them; nothing in a message makes it
-import anything.
+A task is known by its name, `module:function` unless it was given another. A worker runs the tasks that
+it was given; one that was given only queues runs the tasks that were declared in its process. Nothing in
+a message makes it import anything.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from concurrent.futures import Executor
-from contextvars import ContextVar
-from datetime import datetime
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import update_wrapper
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-from pgqrs.codecs import PICKLE, Call, Signature, known, pickled, unpickled
-from pgqrs.current import store_for
-from pgqrs.errors import CodecRefused, HandlerNotFound, InvalidArgument, InvalidPayload
+from pgqrs.codecs import (
+    PICKLE,
+    Call,
+    Calls,
+    Signature,
+    calls_of,
+    known,
+    naming,
+    pickled,
+    unpickled,
+)
+from pgqrs.current import outside, run_here, store_for, store_of_call, store_on
+from pgqrs.errors import CodecRefused, InvalidArgument, InvalidPayload
 from pgqrs.handlers import Delivery, Job, is_coroutine_function
 from pgqrs.handles import AsyncHandle, Handle, Reach
+from pgqrs.handling import handling
+from pgqrs.intercepting import interceptor
 from pgqrs.outcomes import Done, Failed, Outcome
-from pgqrs.producer import Producer
-from pgqrs.retry import Retry
-from pgqrs.store import Store
+from pgqrs.processes import Processes
+from pgqrs.producer import NewMessages, Producer
+from pgqrs.queue_making import with_queue
+from pgqrs.retry import OUTLASTING, Retry
 from pgqrs.stores import Database
 from pgqrs.types import ArchivedMessage, Duration, Message, UniqueFor, seconds
+from pgqrs.unknown import Unknown
+from pgqrs.workflows.decorators import Step, Workflow
+from pgqrs.workflows.effects import refuse_transaction
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,12 +53,6 @@ QUEUE = "default"
 """The queue of tasks that name none."""
 
 _declared: dict[str, Task[Any, Any]] = {}
-_store_of_call: ContextVar[Store | None] = ContextVar("pgqrs_store_of_call", default=None)
-"""The store of the worker that runs the task at hand: what it enqueues goes there."""
-_intercept: ContextVar[Callable[[Task[Any, Any], Call], Any] | None] = ContextVar(
-    "pgqrs_intercept", default=None
-)
-"""Runs tasks instead of enqueueing them: for tests."""
 
 
 class Task(Generic[P, R]):
@@ -65,13 +74,17 @@ class Task(Generic[P, R]):
         self.function = function
         self.name = name or default_name(function)
         self.queue = queue
-        self.retry = retry or Retry()
+        self.retry = retry or OUTLASTING
         self.timeout = None if timeout is None else seconds("timeout", timeout)
         self.codec = known(codec)
         self.is_async = is_coroutine_function(function)
         self.process = process
         if process and self.is_async:
             raise InvalidArgument("process", "a coroutine runs in the event loop")
+        if process and is_typed_in(function):
+            raise InvalidArgument(
+                "process", "another process cannot have code that was typed in: use a file"
+            )
         self._signature = Signature(function)
         self._options: dict[str, Any] = {}
         self._store: Any = None
@@ -82,25 +95,74 @@ class Task(Generic[P, R]):
         return self.function(*args, **kwargs)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
-        """Have it run by a worker."""
-        call = Call(args, kwargs)
-        intercept = _intercept.get()
-        if intercept is not None:
-            handle: Handle[R] = intercept(self, call)
-            return handle
-        store = self._store_now()
-        if hasattr(store, "_bridge"):
-            raise InvalidArgument("store", "an AsyncStore is reached with `await task.aenqueue(…)`")
-        return self._enqueue(store._database, call)
+        """Have it run by a worker. Its queue is created if there is none of this name.
+
+        In the body of a workflow on the same store it is enqueued once, however often the run is
+        resumed.
+        """
+        call, intercepted = Call(args, kwargs), interceptor()
+        if intercepted is not None:
+            with outside():
+                (handle,) = intercepted.enqueue(self, [call])
+            return handle  # type: ignore[no-any-return]
+        if run_here.get() is not None:
+            return self._in_body(lambda database: self._new(database, call))[0]
+        return self._enqueue(self._sync_database("aenqueue"), call)
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> AsyncHandle[R]:
         """Have it run by a worker, from asyncio; on a store of either kind."""
-        store = self._store_now()
-        if not hasattr(store, "_database"):
-            raise InvalidArgument("store", f"expected a store, got {store!r}")
-        reach = Reach(store)
-        handle = await reach.run(self._enqueue, reach.database, Call(args, kwargs))
-        return AsyncHandle(reach, handle.queue, handle.id, self.decode_result)
+        call, intercepted = Call(args, kwargs), interceptor()
+        if intercepted is not None:
+            with outside():
+                (handle,) = await intercepted.aenqueue(self, [call])
+            return handle  # type: ignore[no-any-return]
+        if run_here.get() is not None:
+            return (await self._in_async_body(lambda database: self._new(database, call)))[0]
+        reach = self._reach()
+        sent = await reach.write(lambda database: self._enqueue(database, call))
+        return self._async_handle(reach, sent.id)
+
+    def enqueue_many(
+        self,
+        calls: Calls,
+        *,
+        keys: Iterable[str | None] | None = None,
+        groups: Iterable[str | None] | None = None,
+    ) -> list[Handle[R]]:
+        """Have it run by a worker once for each of these calls: all of them are sent, or none.
+
+        A call is a tuple of arguments, or a mapping of named ones. `keys` and `groups` are one for each
+        call; the other `options` are for all of them. Returns their handles.
+        """
+        wanted, intercepted = calls_of(calls), interceptor()
+        if intercepted is not None:
+            with outside():
+                return intercepted.enqueue(self, wanted)
+        if run_here.get() is not None:
+            return self._in_body(lambda database: self._new_many(database, wanted, keys, groups))
+        return self._enqueue_many(self._sync_database("aenqueue_many"), wanted, keys, groups)
+
+    async def aenqueue_many(
+        self,
+        calls: Calls,
+        *,
+        keys: Iterable[str | None] | None = None,
+        groups: Iterable[str | None] | None = None,
+    ) -> list[AsyncHandle[R]]:
+        """The same from asyncio; on a store of either kind."""
+        wanted, intercepted = calls_of(calls), interceptor()
+        if intercepted is not None:
+            with outside():
+                return await intercepted.aenqueue(self, wanted)
+        if run_here.get() is not None:
+            return await self._in_async_body(
+                lambda database: self._new_many(database, wanted, keys, groups)
+            )
+        reach = self._reach()
+        sent = await reach.write(
+            lambda database: self._enqueue_many(database, wanted, keys, groups)
+        )
+        return [self._async_handle(reach, handle.id) for handle in sent]
 
     def options(
         self,
@@ -140,13 +202,11 @@ class Task(Generic[P, R]):
 
     def handle(self, id: int, *, store: Any = None) -> Handle[R]:
         """The handle of a task that was enqueued before, perhaps by another process."""
-        database = (store or self._store_now())._database
-        return Handle(database, self.queue, id, self.decode_result)
+        return self._handle(self._sync_database("ahandle", store=store), id)
 
     def ahandle(self, id: int, *, store: Any = None) -> AsyncHandle[R]:
         """The same for asyncio."""
-        reach = Reach(store or self._store_now())
-        return AsyncHandle(reach, self.queue, id, self.decode_result)
+        return self._async_handle(Reach(store or self._store or store_for(is_async=True)), id)
 
     def payload(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
         """The message that `enqueue` would send."""
@@ -182,15 +242,99 @@ class Task(Generic[P, R]):
 
     # Inside
 
-    def _store_now(self) -> Any:
-        return self._store or _store_of_call.get() or store_for()
+    def _sync_database(self, twin: str, *, store: Any = None) -> Database:
+        store = store or self._store or store_for()
+        if hasattr(store, "_bridge"):
+            call = f"task.{twin}(…)" if twin == "ahandle" else f"await task.{twin}(…)"
+            raise InvalidArgument("store", f"an AsyncStore is reached with `{call}`")
+        database: Database = store._database
+        return database
+
+    def _reach(self) -> Reach:
+        store = self._store or store_for(is_async=True)
+        if not hasattr(store, "_database"):
+            raise InvalidArgument("store", f"expected a store, got {store!r}")
+        return Reach(store)
 
     def _enqueue(self, database: Database, call: Call) -> Handle[R]:
         producer = Producer(database, self.queue, codec=self.codec)
-        id = producer.enqueue(self.encode(call), **_with_headers(self._options))
-        # Inside a transaction the handle outlives the connection.
-        lasting = getattr(database, "_database", database)
-        return Handle(lasting, self.queue, id, self.decode_result)
+        payload, options = self.encode(call), _with_headers(self._options)
+        id = with_queue(database, self.queue, lambda: producer.enqueue(payload, **options))
+        return self._handle(database, id)
+
+    def _enqueue_many(
+        self,
+        database: Database,
+        calls: Sequence[Call],
+        keys: Iterable[str | None] | None,
+        groups: Iterable[str | None] | None,
+    ) -> list[Handle[R]]:
+        payloads, options = self._payloads(calls, keys, groups)
+        producer = Producer(database, self.queue, codec=self.codec)
+        ids = with_queue(database, self.queue, lambda: producer.enqueue_many(payloads, **options))
+        return [self._handle(database, id) for id in ids]
+
+    def _payloads(
+        self,
+        calls: Sequence[Call],
+        keys: Iterable[str | None] | None,
+        groups: Iterable[str | None] | None,
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """What `enqueue_many` is to send."""
+        options = dict(_with_headers(self._options))
+        if options.pop("key", None) is not None:
+            raise InvalidArgument("key", "one key is for one message; give keys=[…]")
+        group = options.pop("group", None)
+        if group is not None and groups is None:
+            groups = [group] * len(calls)
+        payloads: list[dict[str, Any]] = []
+        for call in calls:
+            with naming(len(payloads)):
+                payloads.append(self.encode(call))
+        options |= {
+            "keys": None if keys is None else list(keys),
+            "groups": None if groups is None else list(groups),
+        }
+        return payloads, options
+
+    # In the body of a workflow: see `workflows.effects`
+
+    def _in_body(self, make: Callable[[Database], NewMessages]) -> list[Handle[R]]:
+        run, given = run_here.get(), getattr(self._store, "_database", None)
+        refuse_transaction(self._store, "enqueue")
+        database = run.store(False)._database if given is None else given
+        ids = run.enqueue(given, make(database))
+        return [self._handle(database, id) for id in ids]
+
+    async def _in_async_body(self, make: Callable[[Database], NewMessages]) -> list[AsyncHandle[R]]:
+        run = run_here.get()
+        refuse_transaction(self._store, "aenqueue")
+        reach = Reach(self._store or run.store(True))
+        given = None if self._store is None else reach.database
+        ids = await run.enqueue_async(given, make(reach.database), call=reach.run)
+        return [self._async_handle(reach, id) for id in ids]
+
+    def _new(self, database: Database, call: Call) -> NewMessages:
+        producer = Producer(database, self.queue, codec=self.codec)
+        new = producer._one(self.encode(call), **_with_headers(self._options))
+        return new._replace(creates_queue=True)
+
+    def _new_many(
+        self,
+        database: Database,
+        calls: Sequence[Call],
+        keys: Iterable[str | None] | None,
+        groups: Iterable[str | None] | None,
+    ) -> NewMessages:
+        payloads, options = self._payloads(calls, keys, groups)
+        producer = Producer(database, self.queue, codec=self.codec)
+        return producer._many(payloads, **options)._replace(creates_queue=True)
+
+    def _handle(self, database: Database, id: int) -> Handle[R]:
+        return Handle(database.lasting, self.queue, id, self.decode_result, task=self.name)
+
+    def _async_handle(self, reach: Reach, id: int) -> AsyncHandle[R]:
+        return AsyncHandle(reach, self.queue, id, self.decode_result, task=self.name)
 
     def __repr__(self) -> str:
         return f"<task {self.name}>"
@@ -257,74 +401,168 @@ def declare(declared: Task[P, R]) -> Task[P, R]:
     return declared
 
 
+_SCRIPT = ("__main__", "__mp_main__")
+"""What the module of a script is called in its own process, and in processes that it spawns."""
+
+
 def default_name(function: Any) -> str:
-    """`module:function`. A script is known by its file, as a worker would import it."""
+    """`module:function`, the same in every process. A script has the name by which a worker would import
+    it: that of its file, or of its module after `python -m`.
+    """
     module = getattr(function, "__module__", None) or "?"
-    if module == "__main__":
-        file = getattr(sys.modules["__main__"], "__file__", None)
-        module = Path(file).stem if file else module
+    if module in _SCRIPT:
+        module = _script_name(module) or "__main__"
     qualname = getattr(function, "__qualname__", None) or type(function).__qualname__
     return f"{module}:{qualname}"
+
+
+def is_typed_in(function: Any) -> bool:
+    """True if no other process can have this function: it was typed in, or came by `python -c`."""
+    module = getattr(function, "__module__", None)
+    return module in _SCRIPT and _script_name(module) is None
+
+
+def _script_name(module: str) -> str | None:
+    script = sys.modules.get(module) or sys.modules["__main__"]
+    spec, file = getattr(script, "__spec__", None), getattr(script, "__file__", None)
+    if spec is not None and spec.name not in _SCRIPT:
+        return str(spec.name)
+    return Path(file).stem if file else None
+
+
+def as_task(given: Task[Any, Any] | Callable[..., Any] | str) -> Task[Any, Any]:
+    """A task as it is; of a plain function, or of its import path `module:function`, the task that
+    `TaskQueue.enqueue` sends.
+    """
+    if isinstance(given, Task):
+        return given
+    function = _import(given) if isinstance(given, str) else given
+    if isinstance(function, Workflow):
+        raise InvalidArgument("tasks", f"{function!r} is no task; give it as workflows=[…]")
+    if isinstance(function, Step):
+        raise InvalidArgument("tasks", f"{function!r} is no task; a workflow calls it")
+    return function if isinstance(function, Task) else Task(function, name=import_path(function))
+
+
+def import_path(function: Any) -> str:
+    """`module:function`, by which every process that can import the module finds this very function.
+
+    Refuses what has no such path: a lambda, a function inside another, one of the script that runs.
+    """
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    reason = None
+    if not callable(function) or not module or not name:
+        reason = "has no name by which a worker could find it"
+    elif "<" in name:
+        reason = "has no name by which a worker could find it: define it at the top of a module"
+    elif module in _SCRIPT:
+        reason = "is in the script that runs, which no worker can import: move it to a module"
+    elif _attribute(sys.modules.get(module), name) is not function:
+        reason = f"is not what {module}:{name} names, so a worker would run something else"
+    if reason is not None:
+        raise InvalidArgument("function", f"{function!r} {reason}")
+    return f"{module}:{name}"
+
+
+def _import(path: str) -> Any:
+    module, _, name = path.partition(":")
+    try:
+        found = _attribute(import_module(module), name) if name else None
+    except ImportError as exc:
+        raise InvalidArgument("tasks", f"{path!r} cannot be imported: {exc}") from exc
+    if found is None:
+        raise InvalidArgument("tasks", f"{path!r} names no function; expected module:function")
+    return found
+
+
+def _attribute(found: Any, path: str) -> Any:
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found
 
 
 # What a worker does with the message of a task
 
 
 class TaskRoute:
-    """Finds the jobs of tasks: of these, and of all that are declared."""
+    """Finds the jobs of tasks.
+
+    A worker that was given tasks runs these and no others: each from its own queue, and from the queues
+    that the worker was given by name (`open_queues`). One that was given none runs all that are
+    declared, from the queues that it was given by name. So whoever may write to one queue cannot have a
+    task of another executed. All other tasks are left to other workers.
+    """
 
     def __init__(
         self,
         tasks: Iterable[Task[Any, Any]] = (),
         *,
+        open_queues: Iterable[str] = (),
         codecs: Iterable[str] = (),
-        processes: Callable[[], Executor] | None = None,
+        processes: Processes | None = None,
     ) -> None:
-        self.tasks = {task.name: task for task in tasks}
+        given = list(tasks)
+        self.tasks = {task.name: task for task in given}
+        self._queues = {(task.name, task.queue) for task in given}
+        self._open = frozenset(open_queues)
         self._codecs = {None, *map(known, codecs)}
         self._processes = processes
         self._jobs: dict[str, Job] = {}
+        self._unknown = Unknown()
+        self._left_to_others = Job(name="unknown task", run=self._leave_to_others)
 
     def __call__(self, message: Message) -> Job | None:
         payload = message.payload
         if not isinstance(payload, dict) or not isinstance(payload.get("task"), str):
             return None
+        name = payload["task"]
+        wanted = self._find(name, message.queue)
+        if wanted is None:
+            return self._left_to_others
         if message.codec not in self._codecs:
             raise CodecRefused(message.codec)
-        name = payload["task"]
-        wanted = self.tasks.get(name) or _declared.get(name)
-        if wanted is None:
-            raise HandlerNotFound(message.queue, f"no task {name!r} is declared")
         job = self._jobs.get(name)
         if job is None:
             job = self._jobs[name] = self._job(wanted)
         return job
 
+    def _find(self, name: str, queue: str) -> Task[Any, Any] | None:
+        is_open = queue in self._open
+        if not self.tasks:
+            return _declared.get(name) if is_open else None
+        return self.tasks.get(name) if is_open or (name, queue) in self._queues else None
+
+    def _leave_to_others(self, delivery: Delivery) -> Outcome:
+        return self._unknown.outcome(delivery.message, "task", delivery.message.payload["task"])
+
     def _job(self, wanted: Task[Any, Any]) -> Job:
         def run(delivery: Delivery) -> Outcome:
-            token = _store_of_call.set(Store._of(delivery.database))
+            token = store_of_call.set(store_on(delivery.database))
             try:
                 call = wanted.decode(delivery.message)
-                return _outcome(wanted, wanted.function(*call.args, **call.kwargs))
+                with handling((delivery.message, wanted.name, _deadline(wanted, delivery))):
+                    return as_kept(wanted, wanted.function(*call.args, **call.kwargs))
             finally:
-                _store_of_call.reset(token)
+                store_of_call.reset(token)
 
         async def run_async(delivery: Delivery) -> Outcome:
-            token = _store_of_call.set(Store._of(delivery.database))
+            token = store_of_call.set(store_on(delivery.database))
             try:
                 call = wanted.decode(delivery.message)
-                return _outcome(wanted, await wanted.function(*call.args, **call.kwargs))
+                with handling((delivery.message, wanted.name, _deadline(wanted, delivery))):
+                    return as_kept(wanted, await wanted.function(*call.args, **call.kwargs))
             finally:
-                _store_of_call.reset(token)
+                store_of_call.reset(token)
 
         def run_elsewhere(delivery: Delivery) -> Outcome:
             if self._processes is None:
                 return run(delivery)
             module = wanted.function.__module__
+            arguments = (module, wanted.name, delivery.message)
             return Done(
-                self._processes()
-                .submit(run_in_process, module, wanted.name, delivery.message)
-                .result()
+                self._processes.run(
+                    run_in_process, *arguments, name=wanted.name, timeout=wanted.timeout
+                )
             )
 
         return Job(
@@ -339,9 +577,15 @@ class TaskRoute:
 def run_in_process(module: str, name: str, message: Message) -> Any:
     """In the other process: find the task, run it, and return its result as JSON."""
     __import__(module)
-    wanted = _declared[name]
+    wanted = _declared.get(name)
+    if wanted is None:
+        raise InvalidArgument(
+            "process",
+            f"importing {module} declares no task {name!r}: declare it at the top of a module",
+        )
     call = wanted.decode(message)
-    outcome = _outcome(wanted, wanted.function(*call.args, **call.kwargs))
+    with handling((message, name, _deadline(wanted))):
+        outcome = as_kept(wanted, wanted.function(*call.args, **call.kwargs))
     if isinstance(outcome, Failed):
         assert isinstance(outcome.error, BaseException)
         raise outcome.error
@@ -349,7 +593,16 @@ def run_in_process(module: str, name: str, message: Message) -> Any:
     return outcome.result
 
 
-def _outcome(wanted: Task[Any, Any], value: Any) -> Outcome:
+def _deadline(wanted: Task[Any, Any], delivery: Delivery | None = None) -> datetime | None:
+    """When a task that begins now takes too long."""
+    if wanted.timeout is None:
+        return None
+    now = None if delivery is None else delivery.database.now()
+    return (now or datetime.now(UTC)) + timedelta(seconds=wanted.timeout)
+
+
+def as_kept(wanted: Task[Any, Any], value: Any) -> Outcome:
+    """What a task returned as it is kept; a failure if it cannot be."""
     if isinstance(value, Outcome):
         return value
     try:

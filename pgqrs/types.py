@@ -4,7 +4,7 @@ from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -26,8 +26,14 @@ def quick_maker(frozen: type[T]) -> Callable[..., T]:
     What is slow is getting around its own guard for each field. So a twin without a guard is made,
     which then becomes one of the frozen class: both have the same slots.
     """
-    names = [field.name for field in fields(frozen)]  # type: ignore[arg-type]
-    twin: Any = make_dataclass(frozen.__name__, names, slots=True)
+    twin: Any = make_dataclass(
+        frozen.__name__,
+        [
+            (known.name, Any, field(default=known.default))
+            for known in fields(frozen)  # type: ignore[arg-type]
+        ],
+        slots=True,
+    )
 
     def make(*values: Any) -> T:
         made = twin(*values)
@@ -35,6 +41,10 @@ def quick_maker(frozen: type[T]) -> Callable[..., T]:
         return cast(T, made)
 
     return make
+
+
+MAX_JSON_DEPTH = 500
+"""Stored JSON that is nested deeper counts as damaged: nothing here writes it, few parsers read it."""
 
 
 class ConcurrencyModel(StrEnum):
@@ -122,6 +132,8 @@ class StepStatus(StrEnum):
     RUNNING = "running"
     COMPLETED = "completed"
     FAILED = "failed"
+    CANCELLED = "cancelled"
+    """The workflow itself cut it short: by a timeout, or because another branch failed."""
 
 
 class EventKind(StrEnum):
@@ -181,6 +193,8 @@ class Message:
     consumer_worker_id: int | None
     key: str | None
     group: str | None
+    store_id: str | None = field(default=None, repr=False, compare=False)
+    """Which store it was dequeued from; `NOT_CLAIMED` if somebody only looked at it."""
 
     @property
     def attempt(self) -> int:
@@ -188,7 +202,15 @@ class Message:
         return self.read_ct - self.released_ct
 
 
+NOT_CLAIMED = ""
+"""The `store_id` of a message that was looked at: it does not prove that anybody holds it."""
 make_message = quick_maker(Message)
+
+
+def mark_claimed(messages: Iterable[Message], store_id: str) -> None:
+    """Let messages say which store they were dequeued from. Only for messages that are new."""
+    for message in messages:
+        object.__setattr__(message, "store_id", store_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +270,8 @@ class Queue:
     paused: bool
     max_in_flight: int | None
     max_in_flight_per_key: int | None
+    max_lease: float | None
+    max_releases: int | None
     rate: Rate | None
 
 
@@ -270,6 +294,33 @@ class Schedule:
     codec: str | None
     headers: Mapping[str, Any] | None
     payload: Any
+    """Of each message; the arguments of each run if it starts a workflow."""
+    workflow: str | None
+    """The name of the workflow that it starts."""
+    options: Mapping[str, Any] | None
+    """`version` and `timeout` of the runs."""
+    error: str | None
+    """Why it cannot tick, if it cannot."""
+    failing_since: datetime | None
+    retry_at: datetime | None
+    """When a schedule that cannot tick is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillProgress:
+    """How far a backfill has come."""
+
+    enqueued: int
+    """Messages, or runs, of this call."""
+    tick: datetime
+    """The last tick that was enqueued."""
+    start: datetime
+    end: datetime
+
+    @property
+    def done(self) -> float:
+        """Which part of the time was gone through: from 0 to 1."""
+        return (self.tick - self.start) / (self.end - self.start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +367,13 @@ class StreamInfo:
     messages: int
     claimed_since: datetime | None
     created_at: datetime
+
+
+ParentClose = Literal["cancel", "leave"]
+"""What becomes of a child when its parent ends. `"cancel"`: it is cancelled then, however the parent
+ends. `"leave"`: it goes on, also if the parent is cancelled. Without either it is cancelled with a
+parent that is cancelled, and goes on otherwise.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +424,10 @@ class StepInfo:
     started_at: datetime | None
     completed_at: datetime | None
     wake_at: datetime | None
+    seq: int | None = None
+    """In which order the run got to know how its calls ended."""
+    digest: int | None = None
+    """Of the arguments of the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,6 +457,25 @@ class S3Stats:
     pages: int
     dead_pages: int
     set_aside: tuple[str, ...]
+    losses_in_a_row: int = 0
+    """Races that this node has lost since its last upload: it starves if this grows."""
+    announcements: int = 0
+    """How often this node has asked the others to pause."""
+    pauses: int = 0
+    """How often this node has paused for another one."""
+    seconds: float = 0.0
+    """Since the store was opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class S3Version:
+    """A state of the object that the bucket keeps. Without a size the object was deleted then."""
+
+    id: str
+    etag: str | None
+    size: int | None
+    modified_at: datetime
+    is_latest: bool
 
 
 def seconds(name: str, value: Duration) -> float:

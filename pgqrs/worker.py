@@ -1,7 +1,8 @@
 """The runtime that applications start: claims messages, has them handled, ends them.
 
-One loop claims and ends; handlers run in slots (`slots`), and a keeper (`keeper`) renews leases in
-a thread of its own, so nothing a handler does can stop that. A round of the loop:
+One loop claims and ends; handlers run in slots (`slots`). A keeper (`keeper`) renews leases in a thread
+of its own, so nothing a handler does can stop that; and what else a worker has to do, its duties, have
+a thread each (`duties`). A round of the loop:
 
 1. end what handlers are done with, many at a time (`endings`);
 2. claim as many messages as there are free slots, and a few more when handlers are quick, so that
@@ -11,7 +12,8 @@ a thread of its own, so nothing a handler does can stop that. A round of the loo
 
 Errors of the database do not end the loop. Outcomes are kept until they can be stored, and leases are
 renewed before anything new is claimed. Whoever lost its lease meanwhile cannot end the message: the
-database refuses that, and the worker logs it.
+database refuses that, and the worker logs it. How a worker leaves, also if something hangs, is in
+`leaving`.
 
 *The seam for other kinds of work.* The loop knows nothing of tasks or workflows. `routes` are functions
 that turn a message into a `Job`, or into None if it is not theirs; the first job counts (see
@@ -44,6 +46,7 @@ from typing import Any, Self
 from pgqrs.admin import Admin
 from pgqrs.bell import Bell
 from pgqrs.consumer import Consumer, Holder
+from pgqrs.duties import Duty
 from pgqrs.endings import Endings
 from pgqrs.errors import (
     HandlerNotFound,
@@ -56,17 +59,21 @@ from pgqrs.errors import (
 )
 from pgqrs.handlers import Delivery, Handler, Job, Load, Route
 from pgqrs.hooks import Hook, Hooks
-from pgqrs.keeper import TICK, Keeper
+from pgqrs.isolation import Isolation
+from pgqrs.keeper import Keeper
+from pgqrs.leaving import Leaving, Running
 from pgqrs.outcomes import Failed, GivenBack, Outcome
 from pgqrs.presence import Presence
+from pgqrs.processes import Processes
 from pgqrs.retry import Retry
 from pgqrs.schedules import Schedules
-from pgqrs.slots import LoopSlots, Processes, ThreadSlots
+from pgqrs.slots import LoopSlots, ThreadSlots
 from pgqrs.store import Store
 from pgqrs.stores.wakeups import SELDOM
-from pgqrs.tasks import Task, TaskRoute
-from pgqrs.types import Duration, Message, seconds, whole
+from pgqrs.tasks import Task, TaskRoute, as_task
+from pgqrs.types import Duration, Message, WorkerStatus, seconds, whole
 from pgqrs.workflows.decorators import Workflow
+from pgqrs.workflows.execution import registry
 from pgqrs.workflows.routing import route as run_route
 
 HORIZON = 0.1
@@ -74,19 +81,28 @@ HORIZON = 0.1
 PREFETCH = 200
 LINGER = 0.01
 """Seconds that an outcome may wait for others, under load."""
+SETTLE = 0.002
+"""Seconds after a claim that found less than it asked for. Quick handlers end meanwhile, and storing
+their outcomes comes before looking again, which most probably finds nothing."""
 GRACE = 30.0
 MAX_CONCURRENCY = 10_000
 LONGEST_PAUSE = 5.0
 """Between attempts to go on after an error."""
+PATIENCE = 0.5
+"""Seconds to wait for a call of the database that is under way when the worker leaves."""
+TICK = 1.0
 logger = logging.getLogger("pgqrs.worker")
 
 
 class Worker:
     """Handles the messages of some queues until it is told to stop.
 
-    `handlers` are functions by the name of their queue, or `Handler`s to say more. Tasks that are
-    declared in this process are found by their names; `tasks` adds the queues of these. Queues that do
-    not exist yet are created. As a context manager it works in a thread of its own meanwhile.
+    `handlers` are functions by the name of their queue, or `Handler`s to say more. `tasks` are tasks,
+    or plain functions, themselves or as `"module:function"`: the worker runs these and no others, from
+    their own queues and from `queues`. With `queues` alone it runs all tasks that are declared in this
+    process. Tasks and workflows that it does not know it gives back uncounted, for workers that know
+    them. Queues that do not exist yet are created. As a context manager it works in a thread of its own
+    meanwhile.
     """
 
     def __init__(
@@ -95,7 +111,7 @@ class Worker:
         *,
         queues: Iterable[str] = (),
         handlers: Mapping[str, Handler | Callable[[Any], Any]] | None = None,
-        tasks: Iterable[Task[Any, Any]] = (),
+        tasks: Iterable[Task[Any, Any] | Callable[..., Any] | str] = (),
         routes: Iterable[Route] = (),
         workflows: Iterable[Workflow[..., Any]] = (),
         codecs: Iterable[str] = (),
@@ -104,10 +120,16 @@ class Worker:
         prefetch: int = PREFETCH,
         lease: Duration | None = None,
         grace: Duration = GRACE,
+        log_messages: bool = False,
         hostname: str | None = None,
         port: int = 0,
     ) -> None:
-        """`grace` is how long handlers may go on after the worker was told to stop."""
+        """`grace` is how long handlers may go on after the worker was told to stop. `log_messages` logs
+        every message that is finished; failures are always logged.
+        """
+        if not isinstance(store, Store):
+            hint = "; an AsyncStore has an AsyncWorker" if hasattr(store, "_bridge") else ""
+            raise InvalidArgument("store", f"expected a Store, got {type(store).__name__}{hint}")
         self._database = database = store._database
         self._concurrency = whole("concurrency", concurrency, low=1, high=MAX_CONCURRENCY)
         self._prefetch = whole("prefetch", prefetch, low=0, high=100_000)
@@ -116,15 +138,17 @@ class Worker:
             name: (given if isinstance(given, Handler) else Handler(given)).job()
             for name, given in (handlers or {}).items()
         }
-        given, known = list(tasks), list(workflows)
+        given = [as_task(one) for one in listed("tasks", tasks)]
+        known = list(registry(listed("workflows", workflows)).values())
         self._processes = Processes(self._concurrency)
+        named = _names(queues)
         self._routes: tuple[Route, ...] = (
             *routes,
-            *([run_route(known)] if known else []),
-            TaskRoute(given, codecs=codecs, processes=self._processes),
+            run_route(known),
+            TaskRoute(given, open_queues=named, codecs=codecs, processes=self._processes),
         )
         own = [task.queue for task in given] + [workflow.queue for workflow in known]
-        self.queues = tuple(dict.fromkeys([*self._jobs, *own, *_names(queues)]))
+        self.queues = tuple(dict.fromkeys([*self._jobs, *own, *named]))
         if not self.queues:
             raise InvalidArgument("queues", "a worker needs at least one queue")
         self._capacity = self._concurrency * max([1, *(job.batch for job in self._jobs.values())])
@@ -136,26 +160,29 @@ class Worker:
             for name in self.queues
         ]
         self._holder = Holder(database)
+        self._isolation = Isolation(self._is_suspect, self._holder.release_many)
         self._aboard: set[Delivery] = set()
         self._timed: set[Load] = set()
         self._bell = Bell()
         around = Hooks(hooks)
         self._threads = ThreadSlots(self._concurrency, self._report, around)
         self._tasks = LoopSlots(self._concurrency, self._report, around)
-        self._keeper = Keeper(
-            self._presence,
-            self._holder,
-            heartbeat=database.config.heartbeat,
-            check=self._check,
-            told_to_stop=self.stop,
+        self._keeper = Keeper(lambda: database)
+        self._endings = Endings(self._holder, self._keeper.forget, log_messages=log_messages)
+        self._schedules = Schedules(database)
+        self._timeouts = Duty("time limits", self._end_overdue)
+        self._duties = (
+            Duty("heartbeat", self._beat, longest_pause=database.config.heartbeat),
+            self._timeouts,
+            Duty("schedules", self._tick),
+            Duty("showing long steps", self._pass_second),
         )
-        self._endings = Endings(self._holder, self._keeper.held.discard)
-        self._schedules, self._tick_at = Schedules(database), 0.0
         self._average: float | None = None
-        self._stopping = self._leaving = False
+        self._leaving = Leaving(self._grace)
         self._broken: ProcessBroken | None = None
         self._troubles = 0
-        self._background: _Background | None = None
+        self._running: Running | None = None
+        self._background: Running | None = None
 
     @property
     def worker_id(self) -> int | None:
@@ -168,41 +195,71 @@ class Worker:
         """Work until told to stop: by `stop`, by SIGTERM or SIGINT, by an admin.
 
         A second signal makes it leave at once. With `until_empty` it ends when nothing is left to do
-        now. A handler that raises `ProcessBroken` makes it stop and raise that.
+        now. A handler that raises `ProcessBroken` makes it stop and raise that. It returns when its
+        grace is over, and two seconds more at the most, whatever hangs.
         """
         with self._listening_to_signals(signals):
-            self._run(until_empty)
+            running = self._start_running(until_empty)
+            try:
+                running.wait()
+            except BaseException:
+                if running.goes_on:  # somebody interrupted this, and not the worker
+                    self.stop(now=True)
+                    running.wait()
+                raise
 
     def stop(self, *, now: bool = False) -> None:
         """Claim nothing more, finish what was begun, give back the rest, and return from `run`.
 
         With `now` it gives back also what was begun. From any thread, and from a signal handler.
         """
-        self._leaving = self._leaving or now
-        self._stopping = True
+        self._tell_to_stop(now=now)
+
+    def _tell_to_stop(self, *, by: str = "", now: bool = False) -> None:
+        self._leaving.tell(by=by, now=now)
         self._bell.ring()
+
+    @property
+    def _stopping(self) -> bool:
+        return self._leaving.is_told
+
+    def _start_running(self, until_empty: bool) -> Running:
+        if self._running is not None and self._running.goes_on:
+            raise InvalidArgument("worker", "it is at work already, or could not end; make another")
+        self._running = Running(lambda: self._run(until_empty), self._leaving)
+        return self._running
 
     def _run(self, until_empty: bool) -> None:
         self._broken = None
-        self._create_queues()
-        self._presence.open()
-        logger.info("worker %s handles %s", self.worker_id, ", ".join(self.queues))
-        self._keeper.start()
         try:
+            self._create_queues()
+            self._presence.open()
+            logger.info("worker %s handles %s", self.worker_id, ", ".join(self.queues))
+            for duty in self._duties:
+                duty.start()
             with self._doorbells():
                 self._work(until_empty)
             self._wind_down()
         finally:
-            self._keeper.stop()
-            self._tasks.close()
-            self._threads.close()
-            self._processes.close()
-            with suppress(PgqrsError):  # the row is purged with those of the dead
-                self._presence.close()
-            self._stopping = self._leaving = False
+            self._end_all()
+            self._leaving = Leaving(self._grace)
             logger.info("worker has left")
         if self._broken is not None:
             raise self._broken
+
+    def _end_all(self) -> None:
+        """Nothing of it goes on after this but what hangs."""
+        for duty in self._duties:
+            duty.stop()
+        deadline = time.monotonic() + PATIENCE
+        self._keeper.forget_all(wait=PATIENCE)
+        for duty in self._duties:
+            duty.wait(deadline - time.monotonic())
+        self._tasks.close()
+        self._threads.close()
+        self._processes.close()
+        with suppress(PgqrsError):  # the row is purged with those of the dead
+            self._presence.close()
 
     def _work(self, until_empty: bool) -> None:
         for source in self._sources:
@@ -256,8 +313,7 @@ class Worker:
             self._claim()
             self._troubles = 0
         except WorkerStopped:
-            logger.info("worker %s was told to stop", self.worker_id)
-            self._stopping = True
+            self.stop()
         except StoreClosed:
             raise
         except Exception as exc:
@@ -286,9 +342,17 @@ class Worker:
                 continue
             source.rung = False
             found, pause = source.consumer._look(room, None, source.consumer._life)
-            source.look_at = 0.0 if found else time.monotonic() + pause
             if found:
-                self._start(found, asked)
+                pause = 0.0 if len(found) >= room else SETTLE
+            source.look_at = time.monotonic() + pause
+            chosen = self._isolation.sift(found, len(self._aboard))
+            if chosen:
+                self._start(chosen, asked)
+            if len(chosen) < len(
+                found
+            ):  # some were given back: nothing more until they had their turn
+                source.rung = True
+                return
         self._sources.append(self._sources.pop(0))
 
     def _room(self) -> int:
@@ -297,7 +361,8 @@ class Worker:
         if self._average is not None:
             soon = self._concurrency * HORIZON / max(self._average, 1e-6)
             ahead = min(self._prefetch, int(soon))
-        return self._capacity + ahead - len(self._aboard)
+        aboard = len(self._aboard)
+        return self._isolation.room(self._capacity + ahead - aboard, aboard)
 
     def _is_idle(self) -> bool:
         now = time.monotonic()
@@ -325,7 +390,9 @@ class Worker:
         coroutines: list[Load] = []
         for load in self._loads(deliveries):
             (coroutines if load.job.is_async else functions).append(load)
-        self._timed.update(load for load in functions if load.job.timeout)
+        if timed := [load for load in functions if load.job.timeout]:
+            self._timed.update(timed)
+            self._timeouts.ring()
         self._threads.start(functions)
         self._tasks.start(coroutines)
 
@@ -343,6 +410,13 @@ class Worker:
         for job, batch in batches.items():
             yield Load(job, batch)
 
+    def _is_suspect(self, message: Message) -> bool:
+        """True if its handling may have killed workers."""
+        if message.attempt <= 2:
+            return False
+        alone_from = self._job_for(message).alone_from
+        return alone_from is not None and message.attempt >= alone_from
+
     def _job_for(self, message: Message) -> Job:
         job = self._jobs.get(message.queue)
         if job is not None:
@@ -359,14 +433,15 @@ class Worker:
     # What handlers report, from their threads
 
     def _report(self, load: Load, outcomes: list[Outcome]) -> None:
+        ran = None if load.started_at is None else time.monotonic() - load.started_at
         for delivery, outcome in zip(load.deliveries, outcomes, strict=True):
-            self._endings.add(delivery, outcome)
+            self._endings.add(delivery, outcome, name=load.job.name, took=ran)
             if isinstance(outcome, Failed) and isinstance(outcome.error, ProcessBroken):
                 self._break(outcome.error)
         self._aboard.difference_update(load.deliveries)
         self._timed.discard(load)
-        if load.started_at is not None:
-            took = (time.monotonic() - load.started_at) / len(load.deliveries)
+        if ran is not None:
+            took = ran / len(load.deliveries)
             self._average = took if self._average is None else 0.9 * self._average + 0.1 * took
         self._bell.ring()
 
@@ -376,22 +451,37 @@ class Worker:
         self._broken = error
         self.stop()
 
-    # What the keeper calls, from its thread
+    # Its duties, each in a thread of its own
 
-    def _check(self) -> float:
-        return min(self._end_overdue(), self._tick())
+    def _beat(self) -> float:
+        """Give a sign of life."""
+        if (early := self._presence.beats_in()) > 0:
+            return early
+        if self._presence.heartbeat() is WorkerStatus.STOPPED:
+            self.stop()
+        return self._presence.beats_in()
 
     def _tick(self) -> float:
         """Enqueue what schedules have due."""
-        now = time.monotonic()
-        if now >= self._tick_at:
-            self._schedules.tick()
-            self._tick_at = now + self._schedules.next_in()
-        return max(0.001, self._tick_at - now)
+        self._schedules.tick()
+        return max(0.001, self._schedules.next_in())
+
+    def _pass_second(self) -> float:
+        """Let those who handle messages do what is to be done each second."""
+        failed: BaseException | None = None
+        for delivery in self._aboard.copy():
+            if not delivery.is_lost and not delivery.is_ended:
+                try:
+                    delivery.second_passed()
+                except BaseException as exc:
+                    failed = exc
+        if failed is not None:
+            raise failed
+        return TICK
 
     def _end_overdue(self) -> float:
         """Fail what takes too long in a thread; the thread itself cannot be ended."""
-        pause, now = TICK, time.monotonic()
+        pause, now = SELDOM, time.monotonic()  # who starts one with a timeout rings
         for load in self._timed.copy():
             timeout = load.job.timeout
             if timeout is None or load.started_at is None:
@@ -402,7 +492,10 @@ class Worker:
                 self._timed.discard(load)
                 for delivery in load.deliveries:
                     error = HandlerTimedOut(load.job.name, timeout)
-                    self._endings.add(delivery, Failed(error, retry=load.job.retry))
+                    overdue = Failed(error, retry=load.job.retry)
+                    self._endings.add(delivery, overdue, name=load.job.name, took=timeout)
+                self._threads.abandon(load)
+                self._aboard.difference_update(load.deliveries)
                 self._bell.ring()
         return max(pause, 0.001)
 
@@ -412,10 +505,10 @@ class Worker:
         """Give back what was not begun, wait for the rest, and give back what is not done in time."""
         for load in self._threads.take_back() + self._tasks.take_back():
             self._report(load, [GivenBack()] * len(load.deliveries))
-        deadline = time.monotonic() + self._grace
-        while self._aboard and not self._leaving and time.monotonic() < deadline:
+        self._leaving.say()
+        while self._aboard and self._leaving.left > 0:
             self._flush_if_possible()
-            self._bell.wait(min(TICK, deadline - time.monotonic()))
+            self._bell.wait(min(TICK, self._leaving.left))
         left = self._aboard.copy()
         if left:
             logger.warning("%d handlers are not done; their messages are given back", len(left))
@@ -441,7 +534,7 @@ class Worker:
             return
 
         def hear(number: int, frame: FrameType | None) -> None:
-            self.stop(now=self._stopping)
+            self._tell_to_stop(by=signal.Signals(number).name, now=self._stopping)
 
         before = {number: signal.signal(number, hear) for number in STOP_SIGNALS}
         try:
@@ -453,14 +546,16 @@ class Worker:
     def open(self) -> Self:
         """Work in a thread of its own, until closed."""
         if self._background is None:
-            self._background = _Background(self)
+            self._background = self._start_running(until_empty=False)
         return self
 
     def close(self) -> None:
         """Stop, and wait until it has left. What ended it before is raised here."""
         background, self._background = self._background, None
         if background is not None:
-            background.stop()
+            if background.goes_on:
+                self.stop()
+            background.wait()
 
     def __enter__(self) -> Self:
         return self.open()
@@ -489,27 +584,10 @@ class _Source:
         return not self.rung and now < self.look_at
 
 
-class _Background:
-    """A worker in a thread; what ended it is raised by `stop`."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="pgqrs-worker", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._worker._run(until_empty=False)
-        except BaseException as exc:
-            self._error = exc
-
-    def stop(self) -> None:
-        if self._thread.is_alive():
-            self._worker.stop()
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
+def listed(name: str, given: Iterable[Any]) -> list[Any]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidArgument(name, f"expected a list, got {given!r}; write [{given!r}]")
+    return list(given)
 
 
 def _names(queues: Iterable[str]) -> list[str]:

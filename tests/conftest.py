@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -13,7 +14,7 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
-from pgqrs.testing.postgres import postgres_dsn
+from pgqrs.testing.postgres import postgres_dsn, postgres_source
 from pgqrs.testing.s3 import ENVIRONMENT, client, moto_server, seaweedfs_server
 
 pytest.register_assert_rewrite("pgqrs.testing.conformance")
@@ -21,6 +22,21 @@ pytest_plugins = ["pgqrs.testing.conformance.harness"]
 
 _numbers = count(1)
 _created: list[str] = []
+
+
+MARKED = {"acceptance": pytest.mark.processes, "spark": pytest.mark.spark}
+"""What every test below these directories is."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if (mark := MARKED.get(item.path.relative_to(here).parts[0])) is not None:
+            item.add_marker(mark)
+
+
+def pytest_report_header() -> str:
+    return f"PostgreSQL: {postgres_source()}"
 
 
 @pytest.fixture(scope="session")
@@ -105,3 +121,11 @@ def database(request: pytest.FixtureRequest) -> str:
     """The URL of an empty database of either kind."""
     url: str = request.getfixturevalue(f"{request.param}_database")
     return url
+
+
+@pytest.fixture
+def dice() -> random.Random:
+    """Chance for one test. Its seed is printed when the test fails; `PGQRS_TEST_SEED` sets it."""
+    seed = int(os.environ.get("PGQRS_TEST_SEED", random.randrange(2**32)))
+    print(f"PGQRS_TEST_SEED={seed}")
+    return random.Random(seed)

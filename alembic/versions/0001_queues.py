@@ -3,8 +3,17 @@
 import sqlalchemy as sa
 from alembic import op
 
-from pgqrs.schema import is_applied, record, tune_for_postgres
-from pgqrs.sqltypes import BigId, Flag, Json, Seconds, Small, UTCDateTime
+from pgqrs.frozen import (
+    BigId,
+    Flag,
+    Json,
+    Seconds,
+    Small,
+    UTCDateTime,
+    is_applied,
+    record,
+    tune_for_postgres,
+)
 
 revision = "pgqrs_0001"
 down_revision = None
@@ -142,7 +151,7 @@ def upgrade() -> None:
     op.create_index(
         "ix_pgqrs_archive_ended", "pgqrs_archive", ["queue_id", "archive_reason", "archived_at"]
     )
-    record(op, revision)
+    record(op, revision, __file__)
 
 
 def downgrade() -> None:

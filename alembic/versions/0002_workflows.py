@@ -3,8 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from pgqrs.schema import forget, is_applied, record
-from pgqrs.sqltypes import BigId, Json, UTCDateTime
+from pgqrs.frozen import BigId, Json, UTCDateTime, forget, is_applied, record
 
 revision = "pgqrs_0002"
 down_revision = "pgqrs_0001"
@@ -76,7 +75,7 @@ def upgrade() -> None:
         sqlite_autoincrement=True,
         sqlite_strict=True,
     )
-    record(op, revision)
+    record(op, revision, __file__)
 
 
 def downgrade() -> None:

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from pgqrs.schema import forget, is_applied, record
+from pgqrs.frozen import forget, is_applied, record
 
 revision = "pgqrs_0003"
 down_revision = "pgqrs_0002"
@@ -21,7 +21,7 @@ def upgrade() -> None:
         postgresql_where=sa.text("expires_at IS NOT NULL"),
         sqlite_where=sa.text("expires_at IS NOT NULL"),
     )
-    record(op, revision)
+    record(op, revision, __file__)
 
 
 def downgrade() -> None:

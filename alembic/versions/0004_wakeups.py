@@ -3,8 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from pgqrs.schema import forget, is_applied, record, schema_of
-from pgqrs.sqltypes import UTCDateTime
+from pgqrs.frozen import UTCDateTime, forget, is_applied, record, schema_of
 
 revision = "pgqrs_0004"
 down_revision = "pgqrs_0003"
@@ -20,7 +19,7 @@ def upgrade() -> None:
         sa.Column("waiting_until", UTCDateTime, nullable=True),
         schema=schema_of(op),
     )
-    record(op, revision)
+    record(op, revision, __file__)
 
 
 def downgrade() -> None:

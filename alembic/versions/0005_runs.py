@@ -3,8 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from pgqrs.schema import forget, is_applied, record, schema_of
-from pgqrs.sqltypes import BigId, Json, UTCDateTime
+from pgqrs.frozen import BigId, Json, UTCDateTime, forget, is_applied, record, schema_of
 
 revision = "pgqrs_0005"
 down_revision = "pgqrs_0004"
@@ -71,7 +70,7 @@ def upgrade() -> None:
         "pgqrs_workflow_events",
         ["workflow_id", "kind", "name", "id"],
     )
-    record(op, revision)
+    record(op, revision, __file__)
 
 
 def downgrade() -> None:

@@ -3,8 +3,18 @@
 import sqlalchemy as sa
 from alembic import op
 
-from pgqrs.schema import forget, is_applied, record, schema_of
-from pgqrs.sqltypes import BigId, Flag, Json, Seconds, Small, UTCDateTime
+from pgqrs.frozen import (
+    BigId,
+    Flag,
+    Json,
+    Seconds,
+    Small,
+    UTCDateTime,
+    forget,
+    is_applied,
+    record,
+    schema_of,
+)
 
 revision = "pgqrs_0006"
 down_revision = "pgqrs_0005"
@@ -47,7 +57,7 @@ def upgrade() -> None:
         sqlite_strict=True,
     )
     op.create_index("ix_pgqrs_schedules_due", "pgqrs_schedules", ["paused", "next_at"])
-    record(op, revision)
+    record(op, revision, __file__)
 
 
 def downgrade() -> None:

@@ -3,8 +3,17 @@
 import sqlalchemy as sa
 from alembic import op
 
-from pgqrs.schema import forget, is_applied, record, schema_of
-from pgqrs.sqltypes import BigId, Json, Seconds, Small, UTCDateTime
+from pgqrs.frozen import (
+    BigId,
+    Json,
+    Seconds,
+    Small,
+    UTCDateTime,
+    forget,
+    is_applied,
+    record,
+    schema_of,
+)
 
 revision = "pgqrs_0007"
 down_revision = "pgqrs_0006"
@@ -82,7 +91,7 @@ def upgrade() -> None:
         sqlite_strict=True,
     )
     op.create_index("ix_pgqrs_slots_queue", "pgqrs_slots", ["queue_id", "dedup_key"])
-    record(op, revision)
+    record(op, revision, __file__)
 
 
 def downgrade() -> None:

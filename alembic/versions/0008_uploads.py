@@ -3,8 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from pgqrs.schema import forget, is_applied, record, schema_of
-from pgqrs.sqltypes import BigId, UTCDateTime
+from pgqrs.frozen import BigId, UTCDateTime, forget, is_applied, record, schema_of
 
 revision = "pgqrs_0008"
 down_revision = "pgqrs_0007"
@@ -23,7 +22,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("writer", name="pk_pgqrs_uploads"),
         sqlite_strict=True,
     )
-    record(op, revision)
+    record(op, revision, __file__)
 
 
 def downgrade() -> None:

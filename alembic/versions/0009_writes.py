@@ -3,8 +3,17 @@
 import sqlalchemy as sa
 from alembic import op
 
-from pgqrs.schema import forget, is_applied, leave_unlogged, record, schema_of
-from pgqrs.sqltypes import BigId, Json, Small, UTCDateTime
+from pgqrs.frozen import (
+    BigId,
+    Json,
+    Small,
+    UTCDateTime,
+    forget,
+    is_applied,
+    leave_unlogged,
+    record,
+    schema_of,
+)
 
 revision = "pgqrs_0009"
 down_revision = "pgqrs_0008"
@@ -55,7 +64,7 @@ def upgrade() -> None:
     )
     # What a crash of the server would take from here is counted before it is published.
     leave_unlogged(op, "pgqrs_staged")
-    record(op, revision)
+    record(op, revision, __file__)
 
 
 def downgrade() -> None:

@@ -3,8 +3,19 @@
 import sqlalchemy as sa
 from alembic import op
 
-from pgqrs.schema import forget, is_applied, leave_uncompressed, leave_unlogged, record, schema_of
-from pgqrs.sqltypes import BigId, Json, Small, UTCDateTime, many
+from pgqrs.frozen import (
+    BigId,
+    Json,
+    Small,
+    UTCDateTime,
+    forget,
+    is_applied,
+    leave_uncompressed,
+    leave_unlogged,
+    many,
+    record,
+    schema_of,
+)
 
 revision = "pgqrs_0011"
 down_revision = "pgqrs_0010"
@@ -13,13 +24,13 @@ depends_on = None
 
 COLUMNS = {
     "priority": Small,
-    "eta": UTCDateTime(),
-    "expires_at": UTCDateTime(),
+    "eta": UTCDateTime,
+    "expires_at": UTCDateTime,
     "dedup_key": sa.Text(),
     "group_key": sa.Text(),
     "codec": sa.Text(),
-    "headers": Json(),
-    "payload": Json(),
+    "headers": Json,
+    "payload": Json,
 }
 
 
@@ -29,7 +40,7 @@ def upgrade() -> None:
     op.drop_table("pgqrs_staged", schema=schema_of(op))
     create_staged({name: many(kind) for name, kind in COLUMNS.items()})
     leave_uncompressed(op, "pgqrs_staged", "payload")
-    record(op, revision)
+    record(op, revision, __file__)
 
 
 def downgrade() -> None:

@@ -39,7 +39,7 @@ def prepare(store: pgqrs.Store) -> None:
 def lead(store: pgqrs.Store, requests: Callable[[], list[str]]) -> None:
     """Serve for as long as the lease can be renewed."""
     with store.consumer("leader") as candidate:
-        (crown,) = candidate.dequeue(wait=3600)
+        crown = next(iter(candidate))  # stands by for as long as another one leads
         print("leading", flush=True)
         renewed = time.monotonic()
         while True:

@@ -13,6 +13,7 @@ from pgqrs.aio.bridge import Bridge, Facade
 from pgqrs.errors import InvalidArgument
 from pgqrs.matching import ANYTHING
 from pgqrs.moving import CopiedTable, Opened, Progress
+from pgqrs.s3_cost import S3Cost, S3Prices
 from pgqrs.stores import Work
 from pgqrs.types import (
     ArchivedMessage,
@@ -24,6 +25,7 @@ from pgqrs.types import (
     Rate,
     S3State,
     S3Stats,
+    S3Version,
     StreamInfo,
     WorkerInfo,
 )
@@ -43,7 +45,11 @@ class AsyncAdmin(Facade):
         await self._bridge.run(self._sync.install)
 
     async def verify(self) -> None:
-        """Raise the error that says how the tables differ from what this version needs."""
+        """Raise the error that says how the tables differ from what this version needs.
+
+        The recorded revisions are compared with those of this version, and every table, column,
+        index and constraint with the models.
+        """
         await self._bridge.run(self._sync.verify)
 
     async def copy_to(
@@ -83,6 +89,8 @@ class AsyncAdmin(Facade):
         max_in_flight: int | None = None,
         max_in_flight_per_key: int | None = None,
         rate: Rate | None = None,
+        max_lease: Duration | None = None,
+        max_releases: int | None = None,
         if_not_exists: bool = False,
     ) -> Queue:
         """A new queue.
@@ -92,6 +100,8 @@ class AsyncAdmin(Facade):
 
         Limits: `max_in_flight` messages are held at a time, and of those with the same key
         `max_in_flight_per_key`; no more than `rate` are claimed in its period.
+        Bounds: nobody holds a message for longer than `max_lease` without extending it, and one that
+        is given back more often than `max_releases` goes to the archive as failed.
         """
         return await self._bridge.run(
             self._sync.create_queue,
@@ -102,6 +112,8 @@ class AsyncAdmin(Facade):
             max_in_flight=max_in_flight,
             max_in_flight_per_key=max_in_flight_per_key,
             rate=rate,
+            max_lease=max_lease,
+            max_releases=max_releases,
             if_not_exists=if_not_exists,
         )
 
@@ -123,6 +135,8 @@ class AsyncAdmin(Facade):
         max_in_flight: int | None = UNCHANGED,
         max_in_flight_per_key: int | None = UNCHANGED,
         rate: Rate | None = UNCHANGED,
+        max_lease: Duration | None = UNCHANGED,
+        max_releases: int | None = UNCHANGED,
     ) -> Queue:
         """Change settings of a queue; they count from the next operation on."""
         return await self._bridge.run(
@@ -134,6 +148,8 @@ class AsyncAdmin(Facade):
             max_in_flight=max_in_flight,
             max_in_flight_per_key=max_in_flight_per_key,
             rate=rate,
+            max_lease=max_lease,
+            max_releases=max_releases,
         )
 
     async def pause_queue(self, name: str) -> Queue:
@@ -149,7 +165,9 @@ class AsyncAdmin(Facade):
         return await self._bridge.run(self._sync.purge_queue, name)
 
     async def delete_queue(self, name: str, *, force: bool = False) -> None:
-        """Delete a queue and its archive; refused while messages remain, unless forced."""
+        """Delete a queue and its archive; refused while messages remain or schedules use it, unless
+        forced.
+        """
         await self._bridge.run(self._sync.delete_queue, name, force=force)
 
     async def expire(self, queue: str) -> int:
@@ -287,6 +305,15 @@ class AsyncAdmin(Facade):
         """Tell a worker to leave: its next dequeue raises `WorkerStopped`."""
         await self._bridge.run(self._sync.stop_worker, id)
 
+    async def release_worker(self, id: int) -> int:
+        """Give back what a worker holds, as `release` does: the attempts do not count. Returns how many
+        messages that were.
+
+        For a worker that is lost, or hangs: whoever it is, it holds them no longer. One that still runs
+        goes on claiming; tell it to stop first.
+        """
+        return await self._bridge.run(self._sync.release_worker, id)
+
     async def purge_workers(self, *, silent_for: Duration = 300.0) -> int:
         """Delete the rows of workers not heard of for so long. Returns how many.
 
@@ -341,6 +368,18 @@ class AsyncAdmin(Facade):
     async def s3_stats(self) -> S3Stats:
         """What was sent and fetched since the store was opened."""
         return await self._bridge.run(self._sync.s3_stats)
+
+    async def s3_cost(self, prices: S3Prices | None = None) -> S3Cost:
+        """What a month costs that goes on as the time since the store was opened."""
+        return await self._bridge.run(self._sync.s3_cost, prices)
+
+    async def s3_versions(self, n: int = 100) -> list[S3Version]:
+        """The states of the object that a versioned bucket keeps, the newest first."""
+        return await self._bridge.run(self._sync.s3_versions, n)
+
+    async def restore_s3(self, version: str) -> None:
+        """Upload an older state of the object as the newest one."""
+        await self._bridge.run(self._sync.restore_s3, version)
 
     async def snapshot(self, path: str | Path) -> None:
         """Write the database, as reads see it, to a SQLite file of its own."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -26,12 +25,14 @@ from typing import Any, ParamSpec, Self, TypeVar
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from pgqrs.errors import StoreClosed
+from pgqrs.stores.daemon_threads import DaemonThreads
+from pgqrs.stores.forks import Forking, watch
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Bridge(ABC):
+class Bridge(Forking, ABC):
     """Runs sync code for async callers."""
 
     has_threads = False
@@ -39,6 +40,12 @@ class Bridge(ABC):
 
     def __init__(self) -> None:
         self._undoing: set[asyncio.Task[None]] = set()
+        self.thread_access: object = None
+        """What threads reach the database by, if they cannot use it (see `thread_access`)."""
+        watch(self)
+
+    def after_fork_in_child(self) -> None:
+        self._undoing, self.thread_access = set(), None
 
     @abstractmethod
     async def run(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
@@ -78,8 +85,16 @@ class ThreadBridge(Bridge):
 
     def __init__(self, threads: int) -> None:
         super().__init__()
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="pgqrs")
+        self._count = threads
+        self._threads = self._new_threads()
         self._closed = False
+
+    def _new_threads(self) -> DaemonThreads:
+        return DaemonThreads("pgqrs", limit=self._count)
+
+    def after_fork_in_child(self) -> None:
+        super().after_fork_in_child()
+        self._threads = self._new_threads()  # those that it thinks it has are the parent's
 
     async def run(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         if self._closed:
@@ -92,15 +107,27 @@ class ThreadBridge(Bridge):
         self._threads.shutdown(wait=False)
 
 
+class AnyThreadBridge(Bridge):
+    """For a database that is not this store's own: in threads that the event loop has anyway."""
+
+    has_threads = True
+
+    async def run(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.to_thread(call, *args, **kwargs)
+
+
 def loop_sleep(seconds: float) -> None:
     """`time.sleep` for code that runs in a greenlet."""
     await_only(asyncio.sleep(seconds))
 
 
-class LoopLock:
+class LoopLock(Forking):
     """A fair lock for code that runs in a greenlet."""
 
     def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    def after_fork_in_child(self) -> None:
         self._lock = asyncio.Lock()
 
     def __enter__(self) -> None:

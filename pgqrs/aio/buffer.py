@@ -1,4 +1,4 @@
-"""The async twin of `pgqrs.buffer`: the same steps, with a task as their keeper."""
+"""The async twin of `pgqrs.buffer`: the same steps, in a task instead of a thread."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from pgqrs.aio.bridge import Bridge, Facade
 from pgqrs.aio.consumer import AsyncConsumer, AsyncHolder
+from pgqrs.aio.thread_access import keeper_for
 from pgqrs.buffer import Buffer
 from pgqrs.consumer import Held, Holder
 from pgqrs.errors import PgqrsError
@@ -35,18 +36,20 @@ class AsyncBuffer(AsyncHolder, Facade):
         self._sync = buffer
         self._rung = asyncio.Event()
         self._readers: set[asyncio.Future[None]] = set()
-        self._keeper: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> Self:
         """Begin to read ahead, unless that was done. The first step of the iteration does it too."""
-        if self._keeper is None and not self._sync._closed:
+        if self._task is None and not self._sync._closed:
             await self._consumer.open()  # meanwhile another reader may have come as far
-        if self._keeper is None and not self._sync._closed:
+        if self._task is None and not self._sync._closed:
             loop = asyncio.get_running_loop()
-            self._sync._wake = partial(loop.call_soon_threadsafe, self._rung.set)
-            self._sync._heard = partial(loop.call_soon_threadsafe, self._tell_readers)
-            self._keeper = asyncio.create_task(self._keep(), name="pgqrs-buffer")
+            self._sync._wake = partial(_call_soon, loop, self._rung.set)
+            self._sync._heard = partial(_call_soon, loop, self._tell_readers)
+            self._sync._leases = keeper_for(self._sync._database, self._bridge)
+            self._task = asyncio.create_task(self._run(), name="pgqrs-buffer")
             self._consumer._buffers.add(self)
+            self._sync._opened = True
         return self
 
     def __aiter__(self) -> AsyncIterator[Message]:
@@ -70,7 +73,7 @@ class AsyncBuffer(AsyncHolder, Facade):
         self, messages: Iterable[Held], *, results: Iterable[Any] | None = None
     ) -> None:
         """Many are done: noted, and sent with the next batch. `results` has one for each."""
-        if self._sync._closed:
+        if self._sync._closed or not self._sync._opened:
             await self._bridge.run(self._sync.ack_many, messages, results=results)
         else:
             self._sync.ack_many(messages, results=results)  # reaches no database
@@ -91,8 +94,8 @@ class AsyncBuffer(AsyncHolder, Facade):
         """
         if self._sync._end():
             self._consumer._buffers.discard(self)
-            if self._keeper is not None:
-                await asyncio.wait([self._keeper])
+            if self._task is not None:
+                await asyncio.wait([self._task])
             await self._bridge.run(self._sync._finish)
 
     async def __aexit__(
@@ -107,7 +110,7 @@ class AsyncBuffer(AsyncHolder, Facade):
             if error is None:  # else what went wrong first is what counts
                 raise
 
-    async def _keep(self) -> None:
+    async def _run(self) -> None:
         with self._sync._doorbell():
             while not self._sync._closed:
                 self._rung.clear()
@@ -133,3 +136,9 @@ class AsyncBuffer(AsyncHolder, Facade):
         self, method: Callable[Concatenate[Holder, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         return await self._bridge.run(method, self._sync, *args, **kwargs)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    """Call this in the loop, from any thread; not any more if the loop was closed."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(call)

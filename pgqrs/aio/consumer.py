@@ -149,7 +149,7 @@ class AsyncConsumer(AsyncHolder, Facade):
             while True:
                 rung.clear()
                 found, pause = await self._bridge.run_or_undo(
-                    partial(self._sync._look, n, lease, life),
+                    partial(self._sync._look, n, lease, life, within=seconds("wait", wait)),
                     lambda looked: self._sync.release_many(looked[0]),
                 )
                 remaining = deadline - loop.time()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any, Self
 
 from pgqrs.aio.bridge import Bridge, Facade
-from pgqrs.producer import Producer
+from pgqrs.current import run_here
+from pgqrs.producer import NewMessages, Producer
 from pgqrs.types import Duration, MessageId, UniqueFor
 
 
@@ -52,8 +54,8 @@ class AsyncProducer(Facade):
         group: str | None = None,
     ) -> MessageId:
         """Add one message. When this returns, it is durable. Returns its id."""
-        return await self._bridge.run(
-            self._sync.enqueue,
+        make = partial(
+            self._sync._one,
             payload,
             delay=delay,
             eta=eta,
@@ -65,6 +67,7 @@ class AsyncProducer(Facade):
             unique=unique,
             group=group,
         )
+        return (await self._send(make))[0]
 
     async def enqueue_many(
         self,
@@ -81,8 +84,8 @@ class AsyncProducer(Facade):
         groups: Iterable[str | None] | None = None,
     ) -> list[MessageId]:
         """Add messages in order, all of them or none. Returns their ids."""
-        return await self._bridge.run(
-            self._sync.enqueue_many,
+        make = partial(
+            self._sync._many,
             payloads,
             delay=delay,
             eta=eta,
@@ -94,3 +97,13 @@ class AsyncProducer(Facade):
             unique=unique,
             groups=groups,
         )
+        return await self._send(make)
+
+    async def _send(self, make: Callable[[], NewMessages]) -> list[MessageId]:
+        run = run_here.get()
+        if run is None:
+            return await self._bridge.run(lambda: self._sync._send(make()))
+        recorded: list[MessageId] = await run.enqueue_async(
+            self._sync._database, make(), sender=self._sync._sender, call=self._bridge.run
+        )
+        return recorded

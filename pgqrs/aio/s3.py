@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from pgqrs.aio.store import AsyncStore
 from pgqrs.clock import Clock
 from pgqrs.config import S3_KEY
+from pgqrs.errors import InvalidConfig
 from pgqrs.types import S3State, S3Stats
 
 
@@ -22,26 +23,40 @@ class S3Store(AsyncStore):
         bucket: str,
         key: str = S3_KEY,
         *,
-        mode: str = "durable",
+        mode: str | None = None,
+        cache: str | Path | None = None,
         endpoint_url: str | None = None,
         region: str | None = None,
-        cache: str | Path | None = None,
+        sync_interval: float | None = None,
+        max_staleness: float | None = None,
+        timeout: float | None = None,
+        upgrade: bool = True,
         clock: Clock | None = None,
         **settings: Any,
     ) -> Self:
         """Open the store at this key, which need not exist yet.
 
-        In `durable` mode a write returns once it is in the bucket, in `local` mode it is uploaded
-        afterwards. `cache` is the directory for local copies, or `:memory:`. Further settings are
-        the fields of `Config`.
+        In `durable` mode, the default, a write returns once it is in the bucket; in `local` mode it is
+        uploaded afterwards. `cache` is the directory for local copies, or `:memory:`. What is not given
+        is what the environment says. Further settings are the fields of `Config`.
+
+        With `upgrade`, the default here, tables are created or migrated when the store is opened, and
+        queues are created by their first producer.
         """
         given = {
-            "s3_endpoint_url": endpoint_url,
-            "s3_region": region,
-            "s3_cache": None if cache is None else str(cache),
+            "mode": mode,
+            "cache": None if cache is None else str(cache),
+            "endpoint_url": endpoint_url,
+            "region": region,
+            "sync_interval": sync_interval,
+            "max_staleness": max_staleness,
+            "timeout": timeout,
         }
-        settings |= {name: value for name, value in given.items() if value is not None}
-        return await cls(f"s3://{bucket}/{key}", clock=clock, s3_mode=mode, **settings)
+        named = {f"s3_{name}": value for name, value in given.items() if value is not None}
+        for name in named.keys() & settings.keys():
+            raise InvalidConfig(f"{name.removeprefix('s3_')} is given twice, also as {name}")
+        settings = {"create_queues": upgrade} | settings | named
+        return await cls(f"s3://{bucket}/{key}", clock=clock, upgrade=upgrade, **settings)
 
     @property
     def async_engine(self) -> AsyncEngine:

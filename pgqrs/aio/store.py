@@ -5,19 +5,29 @@ from __future__ import annotations
 from typing import Any, Self, TypeVar
 
 from sqlalchemy import URL, Engine
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from pgqrs.admin import Admin
 from pgqrs.aio.admin import AsyncAdmin
-from pgqrs.aio.bridge import Bridge, Facade, GreenletBridge, LoopLock, ThreadBridge, loop_sleep
+from pgqrs.aio.bridge import (
+    AnyThreadBridge,
+    Bridge,
+    Facade,
+    GreenletBridge,
+    LoopLock,
+    ThreadBridge,
+    loop_sleep,
+)
 from pgqrs.aio.consumer import AsyncConsumer
 from pgqrs.aio.producer import AsyncProducer
 from pgqrs.aio.schedules import AsyncSchedules
-from pgqrs.aio.transaction import AsyncTransaction
+from pgqrs.aio.thread_access import close_access
+from pgqrs.aio.transaction import AsyncOwner, AsyncTransaction
 from pgqrs.aio.workflows import AsyncWorkflows
 from pgqrs.clock import Clock
 from pgqrs.config import Config, shown
 from pgqrs.consumer import Consumer
+from pgqrs.errors import InvalidConfig
 from pgqrs.handles import LoopResultWatch
 from pgqrs.producer import Producer
 from pgqrs.schedules import Schedules
@@ -43,9 +53,22 @@ class AsyncStore(Facade):
     ) -> None:
         """`settings` are the fields of `Config`."""
         engine = target if isinstance(target, AsyncEngine) else None
+        if isinstance(target, Engine):
+            raise InvalidConfig(
+                "an AsyncStore cannot use a plain Engine; pgqrs.Store can, or give AsyncStore the "
+                "AsyncEngine of create_async_engine, or a URL"
+            )
         self.config = config_from(None if engine is not None else target, settings)
         bridge, self._database = _bridged(self.config, engine, clock)
         super().__init__(bridge)
+
+    @classmethod
+    def _of(cls, database: Database, bridge: Bridge | None = None) -> Self:
+        """The async face of a database that is open elsewhere; without a bridge threads can use it."""
+        store = cls.__new__(cls)
+        store.config, store._database = database.config, database
+        Facade.__init__(store, bridge or AnyThreadBridge())
+        return store
 
     @property
     def backend_name(self) -> str:
@@ -114,19 +137,22 @@ class AsyncStore(Facade):
         """The runs of workflows."""
         return AsyncWorkflows(self._bridge, self._database)
 
-    def using(self, owner: AsyncConnection | AsyncSession) -> AsyncTransaction:
-        """Enqueue and end claims inside the transaction of this connection or session."""
-        return AsyncTransaction(self._database, owner)
+    def using(self, owner: AsyncOwner) -> AsyncTransaction:
+        """Enqueue and end claims inside the transaction of this connection or session.
+
+        An `async_scoped_session` is as good as the session in it. One in AUTOCOMMIT is refused.
+        """
+        return AsyncTransaction(self._bridge, self._database, owner)
 
     async def read(self, work: Work[T]) -> T:
-        """Run a work that changes nothing."""
-        return await self._bridge.run(self._database.read, work)
+        """Run a work that changes nothing. Errors of its own statements are SQLAlchemy's."""
+        return await self._bridge.run(self._database.read_for_application, work)
 
     async def write(self, work: Work[T]) -> T:
         """Run a work in one transaction and commit it. It may be run again: no I/O of its own in
-        it.
+        it. Errors of its own statements are SQLAlchemy's.
         """
-        return await self._bridge.run(self._database.write, work)
+        return await self._bridge.run(self._database.write_for_application, work)
 
     async def verify_exclusive_access(self) -> None:
         """Raise `NotExclusive` if another process has the SQLite file open; elsewhere there is
@@ -149,6 +175,7 @@ class AsyncStore(Facade):
             await self._bridge.settle()
             if isinstance(self._database.result_watch, LoopResultWatch):
                 await self._database.result_watch.end()
+            await close_access(self._database, self._bridge)
             await self._bridge.run(self._database.close)
             self._bridge.close()
 

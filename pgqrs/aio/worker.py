@@ -2,43 +2,50 @@
 
 The loop that claims and ends messages is the very same, in a thread beside the event loop. So leases
 are renewed also while a handler blocks the event loop by mistake. For that the worker needs a way to
-the database that works from threads: the store's own for SQLite, another pool of connections to the
-same URL for PostgreSQL. A database that only the event loop can reach (in memory, behind an async
-driver) is reached through the loop.
+the database that works from threads: the store's own for SQLite; for PostgreSQL a pool of its own to
+the same URL, of which it needs two connections as a rule, and one more for leases. A database that only
+the event loop can reach (in memory, behind an async driver) is reached through the loop (see
+`pgqrs.aio.thread_access`).
+
+An event loop that a handler blocks for ever cannot leave `run`. If a signal told the process to end,
+then it is ended all the same, when the grace is over and the worker has given back its messages.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from datetime import datetime
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Self
 
-from sqlalchemy import Connection, Engine
-
-from pgqrs.aio.bridge import Bridge, Facade
+from pgqrs.aio.bridge import Facade
 from pgqrs.aio.store import AsyncStore
+from pgqrs.aio.thread_access import LoopDatabase, close_soon, for_threads
+from pgqrs.errors import InvalidArgument
 from pgqrs.handlers import Handler, Route
 from pgqrs.hooks import Hook
+from pgqrs.leaving import LATE, Running
 from pgqrs.store import Store
-from pgqrs.stores import Database, Work, open_database
-from pgqrs.stores.base import T
 from pgqrs.tasks import Task
 from pgqrs.types import Duration
-from pgqrs.worker import GRACE, PREFETCH, STOP_SIGNALS, Worker
+from pgqrs.worker import GRACE, PREFETCH, Worker, listed
 from pgqrs.workflows.decorators import Workflow
+
+logger = logging.getLogger("pgqrs.worker")
 
 
 class AsyncWorker(Facade):
     """Handles the messages of some queues until it is told to stop.
 
     `handlers` are functions by the name of their queue, or `Handler`s to say more; coroutines run in
-    the event loop, other functions in threads. Queues that do not exist yet are created. Awaited or
-    entered it works in the background, until closed.
+    the event loop, other functions in threads. `tasks` are run, and no others, from their own queues and
+    from `queues`; with `queues` alone all tasks that are declared in this process. Queues that do not
+    exist yet are created. Awaited or entered it works in the background, until closed.
     """
 
     def __init__(
@@ -47,7 +54,7 @@ class AsyncWorker(Facade):
         *,
         queues: Iterable[str] = (),
         handlers: Mapping[str, Handler | Callable[[Any], Any]] | None = None,
-        tasks: Iterable[Task[Any, Any]] = (),
+        tasks: Iterable[Task[Any, Any] | Callable[..., Any] | str] = (),
         routes: Iterable[Route] = (),
         workflows: Iterable[Workflow[..., Any]] = (),
         codecs: Iterable[str] = (),
@@ -56,29 +63,37 @@ class AsyncWorker(Facade):
         prefetch: int = PREFETCH,
         lease: Duration | None = None,
         grace: Duration = GRACE,
+        log_messages: bool = False,
         hostname: str | None = None,
         port: int = 0,
     ) -> None:
-        """`grace` is how long handlers may go on after the worker was told to stop."""
+        """`grace` is how long handlers may go on after the worker was told to stop. `log_messages` logs
+        every message that is finished; failures are always logged.
+        """
+        if not isinstance(store, AsyncStore):
+            hint = "; a Store has a Worker" if isinstance(store, Store) else ""
+            kind = type(store).__name__
+            raise InvalidArgument("store", f"expected an AsyncStore, got {kind}{hint}")
         super().__init__(store._bridge)
         self._store = store
         self._make = partial(
             Worker,
             queues=queues if isinstance(queues, str) else tuple(queues),
             handlers=handlers,
-            tasks=tuple(tasks),
+            tasks=listed("tasks", tasks),
             routes=tuple(routes),
-            workflows=tuple(workflows),
+            workflows=listed("workflows", workflows),
             codecs=tuple(codecs),
             hooks=tuple(hooks),
             concurrency=concurrency,
             prefetch=prefetch,
             lease=lease,
             grace=grace,
+            log_messages=log_messages,
             hostname=hostname,
             port=port,
         )
-        self._sync = self._make(Store._of(_for_threads(store)))
+        self._sync = self._make(Store._of(for_threads(store._database, store._bridge)))
         self.queues = self._sync.queues
         self._background: asyncio.Task[None] | None = None
 
@@ -95,20 +110,21 @@ class AsyncWorker(Facade):
         """
         loop, database = asyncio.get_running_loop(), self._sync._database
         if database.closed and database is not self._store._database:  # it ran before
-            database = _for_threads(self._store)
+            database = for_threads(self._store._database, self._bridge)
             self._sync = self._make(Store._of(database))
         if isinstance(database, LoopDatabase):
             database.loop = loop
-        self._sync._tasks.use(loop)
+        self._sync._tasks.use(loop, asyncio.current_task())
         try:
-            with (
-                ThreadPoolExecutor(1, thread_name_prefix="pgqrs-worker") as thread,
-                self._listening_to_signals(loop, signals),
-            ):
-                await self._attend(loop.run_in_executor(thread, self._sync._run, until_empty))
+            with self._listening_to_signals(signals):
+                running, ended = self._sync._start_running(until_empty), loop.create_future()
+                threading.Thread(
+                    target=_tell_loop, args=(running, loop, ended), name="pgqrs-end", daemon=True
+                ).start()
+                await self._attend(ended)
         finally:
             if database is not self._store._database:
-                await asyncio.to_thread(database.close)
+                await close_soon(database)
 
     async def _attend(self, running: asyncio.Future[None]) -> None:
         """Wait for the worker. Cancelled, tell it to stop, and go on waiting until it has."""
@@ -145,71 +161,35 @@ class AsyncWorker(Facade):
                 self.stop()
             await background
 
-    @contextmanager
-    def _listening_to_signals(
-        self, loop: asyncio.AbstractEventLoop, wanted: bool
-    ) -> Iterator[None]:
-        heard: list[signal.Signals] = []
-        if wanted:
-            # Only the main thread can, and not on every system.
-            with suppress(NotImplementedError, RuntimeError, ValueError):
-                for number in STOP_SIGNALS:
-                    loop.add_signal_handler(number, lambda: self.stop(now=self._sync._stopping))
-                    heard.append(number)
-        try:
-            yield
-        finally:
-            for number in heard:
-                loop.remove_signal_handler(number)
+    def _listening_to_signals(self, wanted: bool) -> AbstractContextManager[None]:
+        return self._sync._listening_to_signals(wanted)
 
 
-def _for_threads(store: AsyncStore) -> Database:
-    """The database of an async store, as threads can use it."""
-    database = store._database
-    if store._bridge.has_threads:
-        return database
-    if not database.is_shared:
-        return LoopDatabase(database, store._bridge)
-    url = database.engine.url
-    plain = url.set(drivername=url.get_backend_name()).render_as_string(hide_password=False)
-    return open_database(store.config.with_(dsn=plain), clock=database.clock)
+def _tell_loop(
+    running: Running, loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]
+) -> None:
+    """Wait for the worker in a thread, and let the event loop know."""
+    error: BaseException | None = None
+    try:
+        running.wait()
+    except BaseException as exc:
+        error = exc
+    heard = threading.Event()
 
+    def tell() -> None:
+        heard.set()
+        if ended.done():
+            return
+        if error is None:
+            ended.set_result(None)
+        else:
+            ended.set_exception(error)
 
-class LoopDatabase(Database):
-    """A database that only an event loop can reach, for threads: they wait for the loop."""
-
-    def __init__(self, database: Database, bridge: Bridge) -> None:
-        super().__init__(database.config, clock=database.clock, owned=False)
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.wakeups = database.wakeups
-        self._database = database
-        self._bridge = bridge
-
-    @property
-    def engine(self) -> Engine:
-        return self._database.engine
-
-    def close(self) -> None:
-        return  # the loop's to close
-
-    def now(self) -> datetime | None:
-        return self._database.now()
-
-    def is_transient(self, error: BaseException) -> bool:
-        return False  # the database itself has retried
-
-    def ring(self, queue: str, *, elsewhere: bool = True) -> None:
-        self.wakeups.ring(queue)  # nobody is elsewhere
-
-    def _read(self, work: Work[T]) -> T:
-        return self._in_loop(self._database.read, work)
-
-    def _write(self, work: Work[T], single: bool) -> T:
-        return self._in_loop(self._database.write, work)
-
-    def _write_alone(self, work: Work[T]) -> T:
-        return self._in_loop(self._database.write_once, work)
-
-    def _in_loop(self, call: Callable[[Callable[[Connection], T]], T], work: Work[T]) -> T:
-        assert self.loop is not None, "used before the worker runs"
-        return asyncio.run_coroutine_threadsafe(self._bridge.run(call, work), self.loop).result()
+    try:
+        loop.call_soon_threadsafe(tell)
+    except RuntimeError:  # it is closed
+        return
+    leaving = running.leaving
+    if leaving.by and not heard.wait(max(0.0, leaving.left) + LATE):
+        logger.critical("a handler blocks the event loop: the process ends, as %s said", leaving.by)
+        os._exit(128 + signal.Signals[leaving.by])

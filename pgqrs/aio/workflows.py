@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
-from pgqrs.aio.bridge import Bridge, ThreadBridge
-from pgqrs.errors import EventTimedOut, ResultTimedOut
+from pgqrs.aio.bridge import Bridge
+from pgqrs.aio.thread_access import LoopDatabase, in_loop, keeper_for
+from pgqrs.codecs import Calls, calls_of
+from pgqrs.current import StoreOfCall, store_on
+from pgqrs.errors import EventTimedOut, NotDurable, ResultTimedOut
 from pgqrs.outcomes import Outcome
 from pgqrs.stores import Database
 from pgqrs.stores.wakeups import RESULTS
@@ -22,13 +26,18 @@ from pgqrs.types import (
     StepInfo,
     seconds,
 )
+from pgqrs.workflows.children import signal_run, start_child
+from pgqrs.workflows.context import Context, current
 from pgqrs.workflows.decorators import Workflow
 from pgqrs.workflows.execution import execute, execute_async, is_async, registry
 from pgqrs.workflows.flows import NOTHING
 from pgqrs.workflows.guards import StepGuard
+from pgqrs.workflows.holding import holding
 from pgqrs.workflows.inline import run_inline, run_inline_async
-from pgqrs.workflows.runs import Run, Workflows, pauses, result_of
+from pgqrs.workflows.runs import Run, Workflows, pauses, refuse_in_body, result_of
+from pgqrs.workflows.threads import Offload, step_threads
 
+T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 
 
@@ -77,10 +86,10 @@ class AsyncStepGuard:
             await self.fail(error)
 
 
-class AsyncRun:
+class AsyncRun(Generic[T_co]):
     """A run of a workflow."""
 
-    def __init__(self, bridge: Bridge, run: Run) -> None:
+    def __init__(self, bridge: Bridge, run: Run[T_co]) -> None:
         self._bridge = bridge
         self._sync = run
         self.id = run.id
@@ -113,13 +122,14 @@ class AsyncRun:
             raise EventTimedOut(name)
         return default
 
-    async def result(self, timeout: Duration | None = None) -> Any:
+    async def result(self, timeout: Duration | None = None) -> T_co:
         """What it returned; waits until it has ended, at most so long. Waiting needs no thread."""
         ended = await self._wait(self._sync._ended, timeout)
         if ended is None:
             assert timeout is not None
             raise ResultTimedOut(f"run {self.id}", seconds("timeout", timeout))
-        return result_of(ended, self._sync._decode)
+        result: T_co = result_of(ended, self._sync._decode)
+        return result
 
     async def _wait(self, look: Callable[[], T | None], timeout: Duration | None) -> T | None:
         loop, rung = asyncio.get_running_loop(), asyncio.Event()
@@ -139,6 +149,14 @@ class AsyncRun:
 
     async def signal(self, name: str, payload: Any = None) -> None:
         """Say something to it: one `wait_for_event` of this name gets the payload."""
+        context = current()
+        if context is not None:
+            _refuse_in_sync_body(context, "signal")
+            database = self._sync._database
+            await signal_run(
+                context, self.id, name, payload, database=database, bridge=self._bridge
+            )
+            return
         await self._bridge.run(self._sync.signal, name, payload)
 
     async def cancel(self) -> RunStatus:
@@ -157,7 +175,7 @@ class AsyncRun:
         """Let a failed run go on from the step that failed. What it has done stays done."""
         await self._bridge.run(self._sync.retry)
 
-    async def fork(self, step: str | None = None) -> AsyncRun:
+    async def fork(self, step: str | None = None) -> AsyncRun[T_co]:
         """A new run with the same input that has done what this one did before a step."""
         return AsyncRun(self._bridge, await self._bridge.run(self._sync.fork, step))
 
@@ -191,13 +209,35 @@ class AsyncWorkflows:
 
     async def start(
         self,
-        workflow: Workflow[..., Any],
+        workflow: Workflow[..., T],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> AsyncRun:
+    ) -> AsyncRun[T]:
         """Start a run. `workflow.start(…)` reads better."""
+        context = current()
+        if context is not None:
+            _refuse_in_sync_body(context, "start")
+            child: Any = await start_child(context, workflow, args, kwargs or {}, store=self)
+            return child  # type: ignore[no-any-return]
         run = await self._bridge.run(self._sync.start, workflow, args, kwargs)
         return AsyncRun(self._bridge, run)
+
+    async def start_many(
+        self,
+        workflow: Workflow[..., T],
+        calls: Calls,
+        *,
+        keys: Iterable[str | None] | None = None,
+    ) -> list[AsyncRun[T]]:
+        """Start a run for each of these calls. `workflow.start_many(…)` reads better."""
+        context = current()
+        if context is not None:
+            _refuse_in_sync_body(context, "start_many")
+            named = workflow.options(store=self)
+            children: Any = await named._start_children(context, calls_of(calls), keys)
+            return children  # type: ignore[no-any-return]
+        runs = await self._bridge.run(self._sync.start_many, workflow, calls, keys=keys)
+        return [AsyncRun(self._bridge, run) for run in runs]
 
     async def create(
         self,
@@ -207,8 +247,9 @@ class AsyncWorkflows:
         key: str | None = None,
         queue: str | None = None,
         version: str | None = None,
-    ) -> AsyncRun:
+    ) -> AsyncRun[Any]:
         """A run by the name of its workflow. Without a queue no worker runs it: drive it by hand."""
+        refuse_in_body("create", "start it with `workflow.start(…)`, or create it in a step")
         run = await self._bridge.run(
             self._sync.create, name, input, key=key, queue=queue, version=version
         )
@@ -216,37 +257,79 @@ class AsyncWorkflows:
 
     async def run_inline(
         self,
-        workflow: Workflow[..., Any],
+        workflow: Workflow[..., T],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    ) -> T:
         """Start a run and run it here to its end. `workflow.run_inline(…)` reads better."""
+        refuse_in_body("run_inline", "use `workflow.start(…)`, or do it in a step")
         call = (self._database, workflow, args, kwargs or {})
+        hold = holding(self._database, keeper_for(self._database, self._bridge))
         if workflow.is_async:
-            ended = await run_inline_async(*call, offload=self._bridge.run)
+            ended = await run_inline_async(
+                *call,
+                hold=hold,
+                offload=self._bridge.run,
+                host=self._host(),
+                reach=self._reach(),
+                store=self._stores(),
+            )
         else:
-            ended = await asyncio.to_thread(partial(run_inline, *call, reach=self._reach()))
-        return result_of(ended, workflow.signature.decode_result)
+            run = partial(run_inline, *call, hold=hold, reach=self._reach(), store=self._stores())
+            ended = await step_threads.run(run)
+        result: T = result_of(ended, workflow.signature.decode_result)
+        return result
 
     async def execute(self, message: Message, known: Iterable[Workflow[..., Any]]) -> Outcome:
-        """Run the run of a message that you have dequeued: an async workflow in this event loop, a
-        sync one in a thread.
+        """Run the run of a message that you have dequeued, and renew its lease meanwhile: an async
+        workflow in this event loop, a sync one in a thread.
         """
-        workflows = registry(known)
-        if is_async(message, workflows):
-            return await execute_async(self._database, workflows, message, offload=self._bridge.run)
-        return await asyncio.to_thread(
-            execute, self._database, workflows, message, reach=self._reach()
-        )
+        workflows, reach = registry(known), self._reach()
+        call = (self._database, workflows, message)
+        hold = holding(self._database, keeper_for(self._database, self._bridge))
+        with hold(message, reach, is_fresh=False) as watch:
+            if is_async(message, workflows):
+                return await execute_async(
+                    *call,
+                    offload=self._bridge.run,
+                    host=self._host(),
+                    watch=watch,
+                    in_script=True,
+                    store=self._stores(),
+                )
+            run = partial(
+                execute, *call, reach=reach, watch=watch, in_script=True, store=self._stores()
+            )
+            return await step_threads.run(run)
+
+    def _host(self) -> Offload | None:
+        """Calls the database for user code, which may hang, if threads can reach it."""
+        return step_threads.run if self._bridge.has_threads else None
 
     def _reach(self) -> Callable[[Callable[[], Any]], Any]:
         """How a thread calls the database: by itself, or through the event loop."""
-        if isinstance(self._bridge, ThreadBridge):
+        if self._bridge.has_threads:
             return lambda call: call()
         loop = asyncio.get_running_loop()
-        return lambda call: asyncio.run_coroutine_threadsafe(self._bridge.run(call), loop).result()
+        return lambda call: in_loop(loop, self._bridge, call)
 
-    def handle(self, run_id: int) -> AsyncRun:
+    def _stores(self) -> StoreOfCall:
+        """The store for steps: as async code, or a thread, can use it."""
+        if self._bridge.has_threads:
+            return store_on(self._database)
+        for_threads = LoopDatabase(self._database, self._bridge)
+        for_threads.loop = asyncio.get_running_loop()
+
+        def find(is_async: bool) -> Any:
+            # By name: a store has workflows.
+            if is_async:
+                face = import_module("pgqrs.aio.store").AsyncStore
+                return face._of(self._database, self._bridge)
+            return import_module("pgqrs.store").Store._of(for_threads)
+
+        return find
+
+    def handle(self, run_id: int) -> AsyncRun[Any]:
         """A run by its id."""
         return AsyncRun(self._bridge, self._sync.handle(run_id))
 
@@ -297,11 +380,24 @@ class AsyncWorkflows:
         """Let a run go on after a pause."""
         await self._bridge.run(self._sync.resume, run_id)
 
+    async def resume_all(
+        self,
+        *,
+        name: str | None = None,
+        version: str | None = None,
+        parked: bool | None = None,
+        error: str | None = None,
+    ) -> int:
+        """Let all paused runs go on that match. Returns how many."""
+        return await self._bridge.run(
+            self._sync.resume_all, name=name, version=version, parked=parked, error=error
+        )
+
     async def retry(self, run_id: int) -> None:
         """Let a failed run go on from the step that failed."""
         await self._bridge.run(self._sync.retry, run_id)
 
-    async def fork(self, run_id: int, step: str | None = None) -> AsyncRun:
+    async def fork(self, run_id: int, step: str | None = None) -> AsyncRun[Any]:
         """A new run that has done what another did before a step."""
         return await self.handle(run_id).fork(step)
 
@@ -318,6 +414,11 @@ class AsyncWorkflows:
     ) -> Any:
         """What a run has let others know last under this name."""
         return await self.handle(run_id).get_event(name, timeout, default=default)
+
+
+def _refuse_in_sync_body(context: Context, what: str) -> None:
+    if not context.is_async:
+        raise NotDurable(what, "a sync workflow has nothing to await it with; do it in a step")
 
 
 async def _first(event: Awaitable[object], seconds: float) -> None:

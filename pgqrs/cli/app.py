@@ -14,6 +14,7 @@ from pgqrs.cli.errors import Commands
 from pgqrs.cli.messages import dequeue, enqueue
 from pgqrs.cli.moving import copy
 from pgqrs.cli.queues import queue, stats
+from pgqrs.cli.s3 import s3
 from pgqrs.cli.schedules import schedule
 from pgqrs.cli.spark import spark
 from pgqrs.cli.streams import stream
@@ -64,7 +65,7 @@ def install(target: Target) -> None:
 @app.command()
 @click.pass_obj
 def verify(target: Target) -> None:
-    """Check that the tables are what this version needs."""
+    """Check that the tables, columns and indexes are what this version needs."""
     with target.open() as store:
         store.admin().verify()
         click.echo(f"The tables in {name_of(store)} are up to date.")
@@ -72,7 +73,7 @@ def verify(target: Target) -> None:
 
 for command in (queue, enqueue, dequeue, task, workflow, schedule, worker, stream, stats, top):
     app.add_command(command)
-for command in (demo, demo_consumer, copy, spark):
+for command in (demo, demo_consumer, copy, s3, spark):
     app.add_command(command)
 for command in (archive, dead, replay, purge_archive):
     queue.add_command(command)

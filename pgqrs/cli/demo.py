@@ -43,11 +43,12 @@ MESSAGES = 500
 HANGS = 200
 """Which message makes its first holder hang: late enough to see both consumers at work before."""
 LEASE = 2.0
+"""Seconds that a claim lasts. Consumers learn it from the queue."""
 WORK = 0.02
 """Seconds of pretended work for a message."""
 BATCH = 10
 POLL = 0.1
-TIMEOUT = 60.0
+TIMEOUT = 180.0
 """Seconds after which everything ends, come what may."""
 NAMES = ("consumer-1", "consumer-2")
 
@@ -367,7 +368,9 @@ def consume(consumer: Consumer) -> None:
 
 def hang(consumer: Consumer, message: Message) -> None:
     """Busy with this message, and alive to say so. The demo kills this process."""
+    assert message.dequeued_at is not None
+    lease = message.vt - message.dequeued_at
     ends_at = time.monotonic() + TIMEOUT
     while time.monotonic() < ends_at:
-        consumer.extend(message, LEASE)
+        consumer.extend(message, lease)
         time.sleep(LEASE / 4)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from pgqrs import PgqrsError, QueueExists, QueueNotEmpty, QueueNotFound
+from pgqrs import PgqrsError, QueueExists, QueueNotEmpty, QueueNotFound, QueueScheduled
 
 
 class Commands(click.Group):
@@ -34,6 +34,9 @@ def explain(error: BaseException) -> str:
             return f"queue {name!r} exists already; pass --if-not-exists to accept that"
         case QueueNotEmpty(name=name, messages=count):
             return f"queue {name!r} still holds {count} message(s); purge it first, or pass --force"
+        case QueueScheduled(name=name, schedules=schedules):
+            using = ", ".join(schedules)
+            return f"queue {name!r} is used by schedule(s) {using}; delete them, or pass --force"
         case DBAPIError(orig=orig) if orig is not None:
             return _first_line(orig)  # the rest is the statement and its parameters
         case SQLAlchemyError():

@@ -41,7 +41,7 @@ def _as_data(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
     if is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
+        return {field.name: getattr(value, field.name) for field in fields(value) if field.repr}
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 

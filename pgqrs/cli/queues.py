@@ -12,7 +12,7 @@ from pgqrs.cli.output import as_duration, print_json, print_messages, print_tabl
 from pgqrs.cli.target import Target
 
 NAME = click.argument("name")
-LIMITS = ("max_in_flight", "max_in_flight_per_key", "rate")
+LIMITS = ("max_in_flight", "max_in_flight_per_key", "rate", "max_lease", "max_releases")
 
 
 @click.group()
@@ -30,6 +30,10 @@ def queue() -> None:
 @click.option("--max-in-flight", type=int, help="How many messages are held at a time.")
 @click.option("--max-in-flight-per-key", type=int, help="The same, of those with one key.")
 @click.option("--rate", type=parameters.rate, help="How many start in a time: 5/s, 100/1m.")
+@click.option(
+    "--max-lease", type=parameters.duration, help="The longest lease anybody may ask for."
+)
+@click.option("--max-releases", type=int, help="How often a message may be given back untried.")
 @click.option("--if-not-exists", is_flag=True, help="Accept a queue that is there, unchanged.")
 @parameters.as_json
 @click.pass_obj
@@ -42,6 +46,8 @@ def create(
     max_in_flight: int | None,
     max_in_flight_per_key: int | None,
     rate: Rate | None,
+    max_lease: float | None,
+    max_releases: int | None,
     if_not_exists: bool,
     as_json: bool,
 ) -> None:
@@ -58,6 +64,8 @@ def create(
             max_in_flight=max_in_flight,
             max_in_flight_per_key=max_in_flight_per_key,
             rate=rate,
+            max_lease=max_lease,
+            max_releases=max_releases,
             if_not_exists=if_not_exists,
         )
         print_queue(created, as_json)
@@ -96,8 +104,16 @@ def show(target: Target, name: str, as_json: bool) -> None:
 @click.option("--max-in-flight", type=int, help="How many messages are held at a time.")
 @click.option("--max-in-flight-per-key", type=int, help="The same, of those with one key.")
 @click.option("--rate", type=parameters.rate, help="How many start in a time: 5/s, 100/1m.")
+@click.option(
+    "--max-lease", type=parameters.duration, help="The longest lease anybody may ask for."
+)
+@click.option("--max-releases", type=int, help="How often a message may be given back untried.")
 @click.option("--no-retention", is_flag=True, help="Keep what is finished for ever.")
-@click.option("--no-limits", is_flag=True, help="Take away all limits that are not given anew.")
+@click.option(
+    "--no-limits",
+    is_flag=True,
+    help="Take away all limits and bounds that are not given anew.",
+)
 @parameters.as_json
 @click.pass_obj
 def configure(
@@ -166,11 +182,13 @@ def purge(target: Target, name: str, yes: bool, as_json: bool) -> None:
 
 @queue.command()
 @NAME
-@click.option("--force", is_flag=True, help="Also if it still holds messages.")
+@click.option("--force", is_flag=True, help="Also if it holds messages, or schedules use it.")
 @parameters.yes
 @click.pass_obj
 def delete(target: Target, name: str, force: bool, yes: bool) -> None:
-    """Delete the queue NAME and its archive. Refused while it holds messages, unless forced."""
+    """Delete the queue NAME and its archive. Refused while it holds messages or schedules use it, unless
+    forced.
+    """
     with target.open() as store:
         admin = store.admin()
         if force and not yes:
@@ -248,6 +266,8 @@ def limits_of(queue: Queue) -> str | None:
         "in flight": queue.max_in_flight,
         "in flight per key": queue.max_in_flight_per_key,
         f"in {queue.rate.period:g} s" if queue.rate else "": queue.rate and queue.rate.limit,
+        "s of lease": None if queue.max_lease is None else f"{queue.max_lease:g}",
+        "releases": queue.max_releases,
     }
     return ", ".join(f"{n} {what}" for what, n in limits.items() if n is not None) or None
 

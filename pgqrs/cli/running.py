@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Iterable
 from importlib import import_module
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import click
 from pgqrs import Task, Worker, Workflow
 from pgqrs.cli import parameters
 from pgqrs.cli.target import Target, name_of
+from pgqrs.tasks import as_task
 
 
 @click.command("run")
@@ -23,6 +25,7 @@ from pgqrs.cli.target import Target, name_of
 @click.option("--lease", type=parameters.duration, help="Claim messages for so long at a time.")
 @click.option("--grace", type=parameters.duration, default="30s", help="To finish when stopped.")
 @click.option("--codec", "codecs", multiple=True, help="Accept this codec: cloudpickle.")
+@click.option("--log-messages", is_flag=True, help="Log every message that is finished.")
 @click.option("--until-empty", is_flag=True, help="Leave when nothing is left to do now.")
 @click.pass_obj
 def run_worker(
@@ -33,12 +36,14 @@ def run_worker(
     lease: float | None,
     grace: float,
     codecs: tuple[str, ...],
+    log_messages: bool,
     until_empty: bool,
 ) -> None:
     """Run the tasks and workflows that the modules declare, until told to stop.
 
-    app.tasks is all that a module declares, app.tasks:send or app:all_tasks a part of it. SIGTERM and
-    Ctrl-C stop it when it has finished what it does; a second one at once.
+    app.tasks is all that a module declares, app.tasks:send or app:all_tasks a part of it, and
+    app.work:add a plain function, for a TaskQueue. SIGTERM and Ctrl-C stop it when it has finished
+    what it does; a second one at once.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     found = list(_found(modules))
@@ -56,6 +61,7 @@ def run_worker(
             concurrency=concurrency,
             lease=lease,
             grace=grace,
+            log_messages=log_messages,
         )
         click.echo(f"Working on {', '.join(worker.queues)} in {name_of(store)}.", err=True)
         worker.run(until_empty=until_empty)
@@ -73,7 +79,7 @@ def _found(modules: Iterable[str]) -> Iterable[Any]:
                 value = getattr(value, part)
         except (ImportError, AttributeError) as exc:
             raise click.BadParameter(f"{named!r} cannot be imported: {exc}") from exc
-        yield from _declared_in(value)
+        yield from [as_task(value)] if isfunction(value) else _declared_in(value)
 
 
 def _declared_in(value: Any) -> Iterable[Any]:

@@ -7,10 +7,11 @@ from datetime import datetime
 from typing import Any
 
 import click
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pgqrs import MissedTicks
+from pgqrs import BackfillProgress, MissedTicks
 from pgqrs.cli import parameters
-from pgqrs.cli.output import print_json, print_table
+from pgqrs.cli.output import make_console, print_json, print_table
 from pgqrs.cli.target import Target
 
 NAME = click.argument("name")
@@ -32,16 +33,18 @@ def list_schedules(target: Target, as_json: bool) -> None:
         print_json(found)
         return
     print_table(
-        ["name", "queue", "when", "time zone", "paused", "next", "last"],
+        ["name", "queue", "workflow", "when", "time zone", "paused", "next", "last", "error"],
         (
             (
                 s.name,
                 s.queue,
+                s.workflow,
                 s.cron or f"{s.every:g} s",
                 s.timezone,
                 s.paused,
                 s.next_at,
                 s.last_at,
+                s.error,
             )
             for s in found
         ),
@@ -52,27 +55,55 @@ def list_schedules(target: Target, as_json: bool) -> None:
 @schedule.command()
 @NAME
 @click.option("--cron", help='An expression of five fields, such as "0 3 * * *".')
+@click.option(
+    "--seconds", is_flag=True, help="The expression has six fields, the first for seconds."
+)
 @click.option("--every", type=parameters.duration, help="An interval instead, such as 15m.")
 @click.option("--timezone", default="UTC", help="In which the expression is meant.")
-@click.option("--queue", required=True, help="Where to enqueue.")
-@click.option("--payload", required=True, help="What to enqueue, as JSON.")
+@click.option("--queue", help="Where to enqueue; for a workflow: workflows, unless given.")
+@click.option("--payload", help="What to enqueue, as JSON.")
+@click.option("--workflow", help="Start runs of this workflow instead, by its name.")
+@click.option("--args", default="[]", help="The arguments of the workflow, a JSON list.")
+@click.option("--kwargs", default="{}", help="Its arguments by name, a JSON object.")
 @click.option(
     "--missed",
     type=click.Choice([str(policy) for policy in MissedTicks]),
     default="one",
     help="What to do about ticks that came while no worker ran.",
 )
-@click.option("--replace", is_flag=True, help="Replace a schedule of this name.")
+@click.option("--replace", is_flag=True, help="Change a schedule of this name where it differs.")
 @click.pass_obj
-def create(target: Target, /, name: str, payload: str, **options: Any) -> None:
-    """Make a schedule."""
-    try:
-        value = json.loads(payload)
-    except ValueError as exc:
-        raise click.BadParameter(f"--payload is not JSON: {exc}") from None
+def create(
+    target: Target,
+    /,
+    name: str,
+    payload: str | None,
+    workflow: str | None,
+    args: str,
+    kwargs: str,
+    **options: Any,
+) -> None:
+    """Make a schedule: of messages (--queue and --payload) or of runs (--workflow)."""
+    if (payload is None) == (workflow is None):
+        raise click.UsageError("give --payload or --workflow, one of them")
+    if payload is not None and options["queue"] is None:
+        raise click.UsageError("--payload needs a --queue")
+    options |= {"args": _json("--args", args, list), "kwargs": _json("--kwargs", kwargs, dict)}
+    if payload is not None:
+        options["payload"] = _json("--payload", payload, object)
     with target.open() as store:
-        made = store.schedules.create(name, payload=value, **options)
+        made = store.schedules.create(name, workflow=workflow, **options)
     click.echo(f"Schedule {name} ticks at {made.next_at.isoformat()}.")
+
+
+def _json(option: str, text: str, kind: type) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError as exc:
+        raise click.BadParameter(f"{option} is not JSON: {exc}") from None
+    if not isinstance(value, kind):
+        raise click.BadParameter(f"{option} is no JSON {'list' if kind is list else 'object'}")
+    return value
 
 
 @schedule.command()
@@ -102,7 +133,8 @@ def trigger(target: Target, name: str) -> None:
     """Enqueue it once now, out of turn."""
     with target.open() as store:
         id = store.schedules.trigger(name)
-    click.echo(f"Enqueued message {id}.")
+        is_run = store.schedules.get(name).workflow is not None
+    click.echo(f"Started run {id}." if is_run else f"Enqueued message {id}.")
 
 
 @schedule.command()
@@ -111,10 +143,28 @@ def trigger(target: Target, name: str) -> None:
 @click.option("--to", "end", type=parameters.moment, required=True, help="Up to this time.")
 @click.pass_obj
 def backfill(target: Target, name: str, start: datetime, end: datetime) -> None:
-    """Enqueue the ticks of a time that is past."""
-    with target.open() as store:
-        ids = store.schedules.backfill(name, start, end)
-    click.echo(f"Enqueued {len(ids)} message(s).")
+    """Enqueue the ticks of a time that is past.
+
+    If it is interrupted, call it again with the same times: it goes on where it was.
+    """
+    with target.open() as store, _bar() as bar:
+        task = bar.add_task("Enqueueing", total=1.0, count=0)
+
+        def show(progress: BackfillProgress) -> None:
+            bar.update(task, completed=progress.done, count=progress.enqueued)
+
+        ids = store.schedules.backfill(name, start, end, progress=show)
+        bar.update(task, completed=1.0, count=len(ids))
+        what = "message" if store.schedules.get(name).workflow is None else "run"
+    click.echo(f"Enqueued {len(ids)} {what}(s).")
+
+
+def _bar() -> Progress:
+    columns = (TextColumn("{task.description} {task.fields[count]}"), BarColumn())
+    console = make_console(stderr=True)
+    return Progress(
+        *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal
+    )
 
 
 @schedule.command()

@@ -94,6 +94,22 @@ def stop(target: Target, id: int) -> None:
 
 
 @worker.command()
+@ID
+@parameters.as_json
+@click.pass_obj
+def release(target: Target, id: int, as_json: bool) -> None:
+    """Give back what the worker ID holds, for one that is lost or hangs. It may still be running: then
+    stop it first.
+    """
+    with target.open() as store:
+        released = store.admin().release_worker(id)
+    if as_json:
+        print_json({"worker": id, "released": released})
+    else:
+        click.echo(f"Gave back {released} message(s) of worker {id}.")
+
+
+@worker.command()
 @click.option(
     "--silent-for",
     type=parameters.duration,

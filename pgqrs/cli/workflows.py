@@ -190,13 +190,38 @@ def pause(target: Target, id: int) -> None:
 
 
 @workflow.command()
-@ID
+@click.argument("id", type=int, required=False)
+@click.option("--all", "every", is_flag=True, help="All paused runs that match the other options.")
+@click.option("--name", help="Runs of this workflow alone.")
+@click.option("--version", help="Runs that were started with this version alone.")
+@click.option("--error", help="Runs with this text in their error alone.")
+@click.option(
+    "--parked/--not-parked",
+    default=None,
+    help="Only runs that could not go on with the code that was there, or all but those.",
+)
 @click.pass_obj
-def resume(target: Target, id: int) -> None:
-    """Let the run ID go on after a pause."""
+def resume(
+    target: Target,
+    id: int | None,
+    every: bool,
+    name: str | None,
+    version: str | None,
+    error: str | None,
+    parked: bool | None,
+) -> None:
+    """Let the run ID go on after a pause, or all that match."""
+    given = {"name": name, "version": version, "error": error, "parked": parked}
+    if (id is not None) == every:
+        raise click.UsageError("give the ID of a run, or --all")
+    if id is not None and any(value is not None for value in given.values()):
+        raise click.UsageError("--name, --version, --error and --parked go with --all")
     with target.open() as store:
-        store.workflows.resume(id)
-    click.echo(f"Run {id} goes on.")
+        if id is None:
+            click.echo(f"{store.workflows.resume_all(**given)} run(s) go on.")  # type: ignore[arg-type]
+        else:
+            store.workflows.resume(id)
+            click.echo(f"Run {id} goes on.")
 
 
 @workflow.command()

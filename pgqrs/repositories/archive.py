@@ -6,14 +6,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, and_, bindparam, case, delete, insert, select, update
+from sqlalchemy import (
+    Column,
+    Connection,
+    and_,
+    bindparam,
+    case,
+    cast,
+    delete,
+    insert,
+    select,
+    update,
+)
 
 from pgqrs.errors import MessageNotFound
 from pgqrs.models import archive, messages, queues
-from pgqrs.repositories import dequeue, groups
-from pgqrs.repositories.expressions import Holds, at, held_by, moment
+from pgqrs.repositories import dequeue, groups, workflows
+from pgqrs.repositories.expressions import Holds, at, held_by, is_one_of, moment, numbered
 from pgqrs.repositories.groups import BY_GROUP, UNBLOCKED
-from pgqrs.repositories.messages import FENCE, HELD, give_back
+from pgqrs.repositories.messages import FENCE, HELD, existing, give_back, is_released_too_often
+from pgqrs.repositories.messages import release as release_held
+from pgqrs.repositories.reading import bare, telling
 from pgqrs.sqltypes import BigId
 from pgqrs.types import ArchivedMessage, ArchiveReason
 
@@ -43,7 +56,11 @@ COLUMNS = (
 _WITH_QUEUE = select(queues.c.queue_name, *COLUMNS).join_from(
     archive, queues, archive.c.queue_id == queues.c.id
 )
-_GET = _WITH_QUEUE.where(archive.c.original_message_id == bindparam("id"))
+_WITH_QUEUE_BARE = _WITH_QUEUE.with_only_columns(queues.c.queue_name, *bare(COLUMNS))
+_GET, _GET_BARE = (
+    statement.where(archive.c.original_message_id == bindparam("id"))
+    for statement in (_WITH_QUEUE, _WITH_QUEUE_BARE)
+)
 _ENDED_BY_HOLDER = select(archive.c.original_message_id).join_from(
     archive,
     HELD,
@@ -66,19 +83,30 @@ _COPIED = [
 ]
 
 
+RELEASED_TOO_OFTEN = "given back without being tried {} times, and max_releases allows no more"
+
+
 def ack(
     connection: Connection,
     holds: Holds,
     *,
     now: datetime | None,
     results: Mapping[int, str] | None = None,
+    channel: str | None = None,
 ) -> set[int]:
     """Archive held messages as completed, with their results; returns the ids that are.
 
-    Safe to repeat: a message that this very claim completed before counts as completed.
+    Safe to repeat: a message that this very claim completed before counts as completed. For `channel`
+    see `dequeue.finish`.
     """
     done = dequeue.finish(
-        connection, holds, reason=ArchiveReason.COMPLETED, error=None, now=now, results=results
+        connection,
+        holds,
+        reason=ArchiveReason.COMPLETED,
+        error=None,
+        now=now,
+        results=results,
+        channel=channel,
     )
     if len(done) < len(holds.tokens):
         missing = _some(holds, holds.tokens.keys() - done)
@@ -93,6 +121,7 @@ def _some(holds: Holds, ids: Iterable[int]) -> Holds:
 _FAILING = (
     select(messages.c.id, dequeue.is_last_attempt(queues.c.max_read_ct))
     .select_from(messages.join(HELD, and_(*FENCE)).join(queues, messages.c.queue_id == queues.c.id))
+    .order_by(messages.c.id)
     .with_for_update(of=messages)
 )
 
@@ -108,44 +137,115 @@ def fail(
     """Deliver held messages again, each after its delay, or archive it as failed: if it has none,
     or had its last attempt.
 
-    Returns for each message that was really held whether it will be delivered again.
+    Returns for each message that was really held whether it will be delivered again. To be called
+    inside `groups.ending` if some of them may have a group.
     """
-    failing = connection.execute(_FAILING, held_by(holds))
-    again = {id: delays[id] is not None and not last for id, last in failing}
+    failing = {id: bool(last) for id, last in connection.execute(_FAILING, held_by(holds))}
+    doomed = [id for id, last in failing.items() if last and delays[id] is not None]
+    forgiven = workflows.forgive(connection, doomed) if doomed else set[int]()
+    again = {
+        id: delays[id] is not None and (not last or id in forgiven) for id, last in failing.items()
+    }
     retried = [id for id, is_retried in again.items() if is_retried]
     for delay in {delays[id] for id in retried}:
         alike = _some(holds, (id for id in retried if delays[id] == delay))
         give_back(connection, alike, delay=delay or 0.0, counted=True, now=now)
     ended = _some(holds, (id for id, is_retried in again.items() if not is_retried))
     if ended.tokens:
-        with groups.ending(connection, list(ended.tokens), now=now):
-            dequeue.finish(connection, ended, reason=ArchiveReason.FAILED, error=error, now=now)
+        dequeue.finish(connection, ended, reason=ArchiveReason.FAILED, error=error, now=now)
     return again
 
 
-def get(connection: Connection, message_id: int) -> ArchivedMessage | None:
-    """How this message ended; None if it has not."""
-    row = connection.execute(_GET, {"id": message_id}).first()
+_RELEASED_TOO_OFTEN = (
+    select(messages.c.id, queues.c.max_releases)
+    .select_from(messages.join(HELD, and_(*FENCE)).join(queues, messages.c.queue_id == queues.c.id))
+    .where(is_released_too_often(queues.c.max_releases))
+    .order_by(messages.c.id)
+    .with_for_update(of=messages)
+)
+
+
+def end_released(connection: Connection, holds: Holds, *, now: datetime | None) -> set[int]:
+    """Archive as failed those held messages that were given back as often as their queue allows.
+    Returns their ids.
+    """
+    with groups.ending(connection, list(holds.tokens), now=now):
+        limits: dict[int, list[int]] = {}
+        for id, limit in connection.execute(_RELEASED_TOO_OFTEN, held_by(holds)):
+            limits.setdefault(limit, []).append(id)
+        return {
+            id
+            for limit, ids in limits.items()
+            for id in dequeue.finish(
+                connection,
+                _some(holds, ids),
+                reason=ArchiveReason.FAILED,
+                error=RELEASED_TOO_OFTEN.format(limit),
+                now=now,
+            )
+        }
+
+
+def release(
+    connection: Connection,
+    holds: Holds,
+    *,
+    delay: float,
+    eta: datetime | None,
+    now: datetime | None,
+) -> set[int]:
+    """Give held messages back untried, or end those that were given back too often. Returns the ids of
+    both.
+    """
+    done = release_held(connection, holds, delay=delay, eta=eta, now=now)
+    if len(done) < len(holds.tokens):
+        done |= end_released(connection, _some(holds, holds.tokens.keys() - done), now=now)
+    return done
+
+
+def get(connection: Connection, message_id: int, *, bare: bool = False) -> ArchivedMessage | None:
+    """How this message ended; None if it has not. `bare` without what is JSON."""
+    with telling():
+        row = connection.execute(_GET_BARE if bare else _GET, {"id": message_id}).first()
     return None if row is None else _archived(row)
 
 
-_ENDED = _WITH_QUEUE.where(archive.c.original_message_id.in_(bindparam("ids", expanding=True)))
+def outcome(connection: Connection, message_id: int) -> ArchivedMessage | None:
+    """How this message ended; None if it has not. Raises `MessageNotFound` if it is unknown.
+
+    The message is looked for first: it moves to the archive, and never back.
+    """
+    return None if existing(connection, [message_id]) else _ended(connection, message_id)
+
+
+def _ended(connection: Connection, message_id: int) -> ArchivedMessage:
+    found = get(connection, message_id)
+    if found is None:
+        raise MessageNotFound(message_id)
+    return found
+
+
+_ENDED = _WITH_QUEUE.where(is_one_of(archive.c.original_message_id, "ids"))
 
 
 def ended(connection: Connection, message_ids: Sequence[int]) -> dict[int, ArchivedMessage]:
     """How these messages ended, those that have."""
-    found = map(_archived, connection.execute(_ENDED, {"ids": message_ids}))
+    with telling():
+        found = [_archived(row) for row in connection.execute(_ENDED, {"ids": message_ids})]
     return {archived.original_message_id: archived for archived in found}
 
 
-_LOCK = select(messages.c.id).where(messages.c.id == bindparam("id")).with_for_update()
+_LOCK_ONE = select(messages.c.id).where(messages.c.id == bindparam("id")).with_for_update()
 
 
 def cancel(connection: Connection, message_id: int, *, error: str, now: datetime | None) -> bool:
     """End a message, whoever holds it. Returns whether there was one."""
-    found = connection.execute(_LOCK, {"id": message_id}).scalar()
-    if found is not None:
-        dequeue.bury(connection, [found], reason=ArchiveReason.MANUAL, error=error, now=now)
+    with groups.ending(connection, [message_id], now=now):
+        found = connection.execute(_LOCK_ONE, {"id": message_id}).scalar()
+        if found is not None:
+            dequeue.take_away(
+                connection, [found], reason=ArchiveReason.MANUAL, error=error, now=now
+            )
     return found is not None
 
 
@@ -159,10 +259,12 @@ def find(
     after: int,
     since: datetime | None = None,
     until: datetime | None = None,
+    bare: bool = False,
 ) -> list[ArchivedMessage]:
-    """Archived messages in the order they ended, a page at a time."""
+    """Archived messages in the order they ended, a page at a time; `bare` without what is JSON."""
     statement = (
-        _WITH_QUEUE.where(
+        (_WITH_QUEUE_BARE if bare else _WITH_QUEUE)
+        .where(
             queues.c.queue_name == queue,
             archive.c.archive_reason.in_(reasons),
             archive.c.id > after,
@@ -176,7 +278,8 @@ def find(
         statement = statement.where(archive.c.archived_at >= since)
     if until is not None:
         statement = statement.where(archive.c.archived_at < until)
-    return [_archived(row) for row in connection.execute(statement)]
+    with telling():
+        return [_archived(row) for row in connection.execute(statement)]
 
 
 def _archived(row: Sequence[Any]) -> ArchivedMessage:
@@ -204,7 +307,7 @@ _REPLAY = (
             bindparam("none_yet", 0, type_=archive.c.read_ct.type),
             bindparam("none_yet", 0, type_=archive.c.read_ct.type),
         )
-        .where(archive.c.id.in_(bindparam("ids", expanding=True)))
+        .where(is_one_of(archive.c.id, "ids"))
         .order_by(archive.c.id),
     )
     .returning(messages.c.id)
@@ -212,12 +315,13 @@ _REPLAY = (
 _GROUPS = (
     select(archive.c.queue_id, archive.c.group_key)
     .distinct()
-    .where(archive.c.id.in_(bindparam("ids", expanding=True)), archive.c.group_key.is_not(None))
+    .where(is_one_of(archive.c.id, "ids"), archive.c.group_key.is_not(None))
 )
+_replayed = numbered("replayed")
 _MARK_REPLAYED = (
     update(archive)
-    .where(archive.c.id == bindparam("archived"))
-    .values(replayed_as=bindparam("new_id"))
+    .where(archive.c.id == cast(_replayed.c.name, BigId))
+    .values(replayed_as=_replayed.c.number)
 )
 
 
@@ -232,42 +336,67 @@ def replay_messages(
     connection: Connection, message_ids: Sequence[int], *, now: datetime | None
 ) -> Replayed:
     """Enqueue anew what these messages were."""
-    archived = [_ended(connection, id) for id in message_ids]
-    created = _replay(connection, [found.id for found in archived], now=now)
-    return Replayed([created[found.id] for found in archived], {found.queue for found in archived})
+    known = {row.original_message_id: row for row in _lock(connection, _BY_MESSAGE, message_ids)}
+    for id in message_ids:
+        if id not in known:
+            raise MessageNotFound(id)
+    created = _replay(connection, [row.id for row in known.values()], now=now)
+    return Replayed(
+        [created[known[id].id] for id in message_ids], {row.queue_name for row in known.values()}
+    )
 
 
-def _ended(connection: Connection, message_id: int) -> ArchivedMessage:
-    found = get(connection, message_id)
-    if found is None:
-        raise MessageNotFound(message_id)
-    return found
+_BY_ID, _BY_MESSAGE = archive.c.id, archive.c.original_message_id
 
 
-_NOT_REPLAYED = (
-    select(archive.c.id)
-    .where(archive.c.id.in_(bindparam("ids", expanding=True)), archive.c.replayed_as.is_(None))
-    .with_for_update()
+def _lock(connection: Connection, by: Column[Any], ids: Sequence[int]) -> Sequence[Any]:
+    """Those of these that are still in the archive. They stay there until the transaction ends, and so
+    do their queues: nobody purges or deletes them under who replays them.
+    """
+    chosen = is_one_of(by, "ids")
+    of_queues = select(archive.c.queue_id).distinct().where(chosen)
+    queue_ids = connection.execute(of_queues, {"ids": ids}).scalars().all()
+    connection.execute(_LOCK_QUEUES, {"queue_ids": queue_ids}).close()
+    found = (
+        select(
+            archive.c.id,
+            archive.c.original_message_id,
+            archive.c.replayed_as,
+            queues.c.queue_name,
+        )
+        .join_from(archive, queues, archive.c.queue_id == queues.c.id)
+        .where(chosen)
+        .order_by(archive.c.id)
+        .with_for_update(of=archive)
+    )
+    return connection.execute(found, {"ids": ids}).all()
+
+
+_LOCK_QUEUES = (
+    select(queues.c.id)
+    .where(is_one_of(queues.c.id, "queue_ids"))
+    .order_by(queues.c.id)
+    .with_for_update(read=True, key_share=True)
 )
 
 
 def replay_once(connection: Connection, ids: Sequence[int], *, now: datetime | None) -> int:
     """Enqueue anew those of these, by their ids in the archive, that nobody has. Returns how many."""
-    chosen = connection.execute(_NOT_REPLAYED, {"ids": ids}).scalars().all()
+    chosen = [row.id for row in _lock(connection, _BY_ID, ids) if row.replayed_as is None]
     return len(_replay(connection, chosen, now=now))
 
 
 def _replay(connection: Connection, ids: Iterable[int], *, now: datetime | None) -> dict[int, int]:
-    """Archive id → id of the new message. The archive keeps its rows, each with what it became."""
+    """Archive id → id of the new message. The archive keeps its rows, which are locked, each with what
+    it became.
+    """
     chosen = sorted(set(ids))
     if not chosen:
         return {}
     with groups.adding(connection, connection.execute(_GROUPS, {"ids": chosen}), now=now):
         created = connection.execute(_REPLAY, {"ids": chosen} | at(now=(now, 0.0))).scalars().all()
     replayed = dict(zip(chosen, sorted(created), strict=True))
-    connection.execute(
-        _MARK_REPLAYED, [{"archived": old, "new_id": new} for old, new in replayed.items()]
-    )
+    connection.execute(_MARK_REPLAYED, {"replayed": list(replayed.items())})
     return replayed
 
 
@@ -279,8 +408,8 @@ def purge(
     older_than: float,
     limit: int,
     now: datetime | None,
-) -> int:
-    """Forget up to `limit` messages that ended longer ago than this. Returns how many."""
+) -> Purged:
+    """Forget up to `limit` messages that ended longer ago than this."""
     old = (
         select(archive.c.id)
         .join_from(archive, queues, archive.c.queue_id == queues.c.id)
@@ -291,11 +420,28 @@ def purge(
         )
         .limit(limit)
     )
-    statement = delete(archive).where(archive.c.id.in_(old))
-    return connection.execute(statement, at(cutoff=(now, -older_than))).rowcount
+    found = connection.execute(old, at(cutoff=(now, -older_than))).scalars().all()
+    # Locked by id: who replays some of them does the same, and each waits for the other in turn.
+    kept = connection.execute(_LOCK_OLD, {"ids": found}).scalars().all()
+    return Purged(len(found), forget(connection, kept))
 
 
-_FORGET = delete(archive).where(archive.c.id.in_(bindparam("ids", expanding=True)))
+class Purged(NamedTuple):
+    """How many messages were found to be old enough, and how many of those were still there to be
+    forgotten.
+    """
+
+    found: int
+    forgotten: int
+
+
+_LOCK_OLD = (
+    select(archive.c.id)
+    .where(is_one_of(archive.c.id, "ids"))
+    .order_by(archive.c.id)
+    .with_for_update()
+)
+_FORGET = delete(archive).where(is_one_of(archive.c.id, "ids"))
 
 
 def forget(connection: Connection, ids: Sequence[int]) -> int:

@@ -6,8 +6,13 @@ handed out, though: one whose lease lapsed on its last allowed attempt is dead, 
 its expiry has expired. A claim passes over those and says so; then `sweep` takes them to the
 archive.
 
-Both are bounded (`AT_ONCE`), so that a million messages that come due or expire together cost no
-claim more than that.
+Rows may also come from outside of this library. Each is judged by itself: one that cannot be decoded,
+or whose counts are impossible, goes to the archive with the reason (`set_aside`), and the others are
+handed out. And a claim ends at a number of bytes, so that large messages do not fill the memory; the
+first is always handed out.
+
+Sweeps and what comes back are bounded (`AT_ONCE`, `DUE_AT_ONCE`), so that a million messages that come
+due or expire together cost no claim more than that.
 
 PostgreSQL claims in one statement, which commits by itself: one round trip. Messages that came back
 but were not handed out are marked ready in passing, so each returns once. SQLite has one writer at
@@ -27,7 +32,6 @@ from sqlalchemy import (
     Connection,
     Double,
     Insert,
-    Interval,
     Select,
     Text,
     and_,
@@ -49,28 +53,40 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.expression import CTE, ColumnElement, FromClause
 
-from pgqrs.models import archive, messages, queues, workers
+from pgqrs.models import archive, limits, messages, queues, workers
 from pgqrs.repositories import groups, workflows
+from pgqrs.repositories.announcements import notify_of_result
 from pgqrs.repositories.expressions import (
+    SECOND,
     Holds,
     at,
     held,
     held_by,
     held_with,
     held_with_results,
+    is_one_of,
     moment,
     per_dialect,
+    present,
     rows,
 )
 from pgqrs.repositories.groups import UNBLOCKED
-from pgqrs.repositories.hot import Hot
+from pgqrs.repositories.hot import Budget, Hot
 from pgqrs.repositories.messages import COLUMNS, FENCE, FENCE_ONE, HELD, fence, held_one
 from pgqrs.sqltypes import BigId, Json, Undecodable
 from pgqrs.types import ArchiveReason, Message, WorkerStatus, make_message
 
 AT_ONCE = 200
+"""Messages that a sweep takes away."""
+DUE_AT_ONCE = 1000
+"""Messages that come back in one claim."""
 LAPSED = "the lease lapsed on the last allowed attempt: its holder died, or took too long"
 UNDECODABLE = "the stored payload or headers are not JSON"
+MISCOUNTED = "the stored counts of claims and releases are impossible"
+MAX_BYTES = 64 * 1024 * 1024
+"""Bytes of payload that one claim takes, unless it says otherwise."""
+LARGE = 2000
+"""Bytes from which on a payload may be stored outside of its row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,27 +99,44 @@ class Claimed:
     leftovers: bool = False
     """Whether it passed over messages that `sweep` should take away."""
     limited: bool = False
-    """Whether the queue has limits. Then nothing was claimed, unless by `limits.claim`."""
+    """True if the queue has limits. `claim` then returns no messages; use `limits.claim`."""
+    is_closed: bool = False
+    """True if this worker may not claim now: the queue is paused, or the lease is longer than it
+    allows.
+    """
     room_in: float | None = None
     """Seconds until its rate allows the next message; None if it does now."""
+    cut_short: bool = False
+    """True if there may be more at once: it was too much for one claim, or some was set aside."""
+    spoiled: Sequence[Message] = ()
+    """Claimed, but not to be handed out: for `set_aside`."""
+    size: int = 0
+    """Bytes of payload, if the claim was cut short for its number."""
 
 
 # Parts that both databases share
 
 # Not the column itself: `case` writes out what it is given, and an identity pulls in a dialect.
 _ID = type_coerce(queues.c.id, BigId)
+LEASE: ColumnElement[float] = bindparam("lease", None, type_=Double())
+"""The lease that was asked for; None for that of the queue."""
+_LEASE_IS_ALLOWED = func.coalesce(queues.c.max_lease >= LEASE, true())
 QUEUE = (
     select(
         queues.c.lease,
         queues.c.max_read_ct,
         type_coerce(workers.c.status, Text()).label("status"),
-        case((and_(~queues.c.paused, workers.c.status == "ready"), _ID)).label("open_id"),
+        case((and_(~queues.c.paused, workers.c.status == "ready", _LEASE_IS_ALLOWED), _ID)).label(
+            "open_id"
+        ),
     )
     .add_columns(
         or_(
             queues.c.max_in_flight.is_not(None),
             queues.c.max_in_flight_per_key.is_not(None),
             queues.c.rate_limit.is_not(None),
+            # It had limits until lately, and some messages are still parked.
+            exists().where(limits.c.queue_id == queues.c.id).correlate(queues),
         ).label("limited")
     )
     .select_from(queues.outerjoin(workers, workers.c.id == bindparam("worker", type_=BigId)))
@@ -214,13 +247,13 @@ _DUE = (
     .limit(bindparam("at_once"))
     .with_for_update(skip_locked=True)
 )
-_GIVEN = messages.c.id.in_(bindparam("ids", expanding=True))
+_GIVEN = is_one_of(messages.c.id, "ids")
 _RETURN = update(messages).where(_GIVEN).values(ready=true())
 
 
 def return_due(connection: Connection, bound: dict[str, Any]) -> bool:
     """Make ready what came back; returns whether some of it may not be."""
-    due = connection.execute(_DUE, bound | {"at_once": AT_ONCE}).all()
+    due = connection.execute(_DUE, bound | {"at_once": DUE_AT_ONCE}).all()
     connection.execute(_RETURN, {"ids": [id for id, gone in due if not gone]})
     return any(gone for _, gone in due)
 
@@ -240,19 +273,21 @@ def _postgres_claim_ready(at_most: int) -> Hot:
     `at_most`, no less than the limit, is part of the text: it tells the planner how few rows are
     wanted. With a parameter alone the server plans every claim anew, which costs more than the claim.
     """
-    queue = QUEUE.add_columns(*TROUBLES).cte("queue")
+    queue = QUEUE.add_columns(*TROUBLES, present("now").label("present")).cte("queue")
     calm_id = select(queue.c.open_id).where(
         ~queue.c.some_due, ~queue.c.some_expired, ~queue.c.limited
     )
     first = (
-        select(messages.c.id)
+        select(messages.c.id, *([messages.c.payload] if at_most > 1 else []))
         .where(messages.c.queue_id == calm_id.scalar_subquery(), messages.c.ready)
         .order_by(*ORDER)
         .limit(bindparam("limit"))
         .with_for_update(skip_locked=True)
         .subquery("first")
     )
-    claimed = _postgres_hold(queue, select(first.c.id).limit(literal_column(str(at_most))))
+    few = select(first).limit(literal_column(str(at_most)))
+    picked = few if at_most == 1 else _within_budget(few.subquery("few"))
+    claimed = _postgres_hold(queue, picked)
     columns = (
         queue.c.status,
         queue.c.open_id,
@@ -263,16 +298,37 @@ def _postgres_claim_ready(at_most: int) -> Hot:
     return Hot(select(*columns, claimed).select_from(queue.outerjoin(claimed, true())))
 
 
+def _size(payload: ColumnElement[Any]) -> ColumnElement[int]:
+    """About the bytes of a payload. Only one that is compressed or large is read for that."""
+    stored = func.pg_column_size(payload)
+    plain = func.pg_column_compression(payload).is_(None)
+    whole = func.octet_length(cast(payload, Text()))
+    return case((and_(stored < literal_column(str(LARGE)), plain), stored), else_=whole)
+
+
+def _within_budget(first: FromClause) -> Select[Any]:
+    """The ids of the first rows that have no more than so many bytes together, or just one."""
+    sized = select(first.c.id, _size(first.c.payload).label("size")).subquery("sized")
+    total = func.sum(sized.c.size).over(rows=(None, 0)) - sized.c.size
+    counted = select(sized.c.id, total.label("before")).subquery("counted")
+    return select(counted.c.id).where(counted.c.before < bindparam("max_bytes", type_=BigId))
+
+
 def _postgres_hold(queue: CTE, picked: Select[Any]) -> CTE:
-    """The update that makes a worker the holder of the messages picked."""
-    lease: ColumnElement[float] = func.coalesce(
-        bindparam("lease", type_=Double()), select(queue.c.lease).scalar_subquery()
-    )
+    """The update that makes a worker the holder of the messages picked.
+
+    The time is read once, when the statement runs: it may have waited for a lock on the table.
+    """
+    lease: ColumnElement[float] = func.coalesce(LEASE, select(queue.c.lease).scalar_subquery())
     return (
         update(messages)
         .where(_is_one_of(picked))
         .values(
-            vt=moment("now") + lease * literal_column("interval '1 second'", Interval()), **CLAIM
+            CLAIM
+            | {
+                "dequeued_at": select(queue.c.present).scalar_subquery(),
+                "vt": select(queue.c.present).scalar_subquery() + lease * SECOND,
+            }
         )
         .returning(*COLUMNS)
         .cte("claimed")
@@ -280,10 +336,10 @@ def _postgres_hold(queue: CTE, picked: Select[Any]) -> CTE:
 
 
 def _postgres_claim() -> Select[Any]:
-    queue = QUEUE.cte("queue")
+    queue = QUEUE.add_columns(present("now").label("present")).cte("queue")
     open_id = select(queue.c.open_id).scalar_subquery()
     ready = (
-        select(messages.c.id, messages.c.priority, EXPIRED.label("gone"))
+        select(messages.c.id, messages.c.priority, messages.c.payload, EXPIRED.label("gone"))
         .where(messages.c.queue_id == open_id, messages.c.ready)
         .order_by(*ORDER)
         .limit(bindparam("limit"))
@@ -292,7 +348,12 @@ def _postgres_claim() -> Select[Any]:
     )
     max_read_ct = select(queue.c.max_read_ct).scalar_subquery()
     due = (
-        select(messages.c.id, messages.c.priority, _is_gone(max_read_ct).label("gone"))
+        select(
+            messages.c.id,
+            messages.c.priority,
+            messages.c.payload,
+            _is_gone(max_read_ct).label("gone"),
+        )
         .where(*_due(open_id))
         .order_by(messages.c.vt)
         .limit(bindparam("at_once"))
@@ -300,15 +361,16 @@ def _postgres_claim() -> Select[Any]:
         .cte("due")
     )
     candidates = union_all(
-        select(ready.c.id, ready.c.priority).where(~ready.c.gone),
-        select(due.c.id, due.c.priority).where(~due.c.gone),
+        select(ready.c.id, ready.c.priority, ready.c.payload).where(~ready.c.gone),
+        select(due.c.id, due.c.priority, due.c.payload).where(~due.c.gone),
     ).subquery("candidates")
-    picked = (
-        select(candidates.c.id)
+    first = (
+        select(candidates.c.id, candidates.c.payload)
         .order_by(candidates.c.priority.desc(), candidates.c.id)
         .limit(bindparam("limit"))
-        .cte("picked")
+        .subquery("first")
     )
+    picked = _within_budget(first).cte("picked")
     unpicked = select(due.c.id).where(~due.c.gone, due.c.id.not_in(select(picked.c.id)))
     returned = update(messages).where(_is_one_of(unpicked)).values(ready=true()).cte("returned")
     claimed = _postgres_hold(queue, select(picked.c.id))
@@ -334,22 +396,32 @@ _FENCE_BY_INDEX = (*FENCE, _is_one_of(select(_HELD_IDS.c.id)))
 _POSTGRES_DELETE = Hot(delete(messages).where(*_FENCE_BY_INDEX).returning(messages.c.id))
 
 
-def _postgres_finish(
-    *conditions: ColumnElement[bool], result: ColumnElement[Any] | None = None
-) -> Hot:
-    found = (messages,) if result is None else (messages, result.label("result"))
-    finished = delete(messages).where(*conditions).returning(*found).cte("finished")
-    kept = None if result is None else finished.c.result
-    return Hot(_archive(finished, result=kept).returning(archive.c.original_message_id))
+class _PostgresFinish:
+    """A statement that ends messages, and the same telling those who wait for results."""
+
+    def __init__(
+        self, *conditions: ColumnElement[bool], result: ColumnElement[Any] | None = None
+    ) -> None:
+        found = (messages,) if result is None else (messages, result.label("result"))
+        finished = delete(messages).where(*conditions).returning(*found).cte("finished")
+        kept = None if result is None else finished.c.result
+        ended = _archive(finished, result=kept)
+        self._plain = Hot(ended.returning(archive.c.original_message_id))
+        told = notify_of_result(archive.c.queue_id)
+        self._telling = Hot(ended.returning(archive.c.original_message_id, told))
+
+    def run(self, connection: Connection, bound: dict[str, Any]) -> set[int]:
+        chosen = self._plain if bound["channel"] is None else self._telling
+        return {row[0] for row in chosen.rows(connection, bound)}
 
 
-_POSTGRES_FINISH = _postgres_finish(*_FENCE_BY_INDEX)
-_POSTGRES_FINISH_WITH_RESULTS = _postgres_finish(
+_POSTGRES_FINISH = _PostgresFinish(*_FENCE_BY_INDEX)
+_POSTGRES_FINISH_WITH_RESULTS = _PostgresFinish(
     *_FENCE_WITH_RESULTS,
     _is_one_of(select(held_with_results("held_ids").c.id)),
     result=_HELD_WITH_RESULTS.c.result,
 )
-_POSTGRES_FINISH_ONE = _postgres_finish(*FENCE_ONE, result=_RESULT_OF_ONE)
+_POSTGRES_FINISH_ONE = _PostgresFinish(*FENCE_ONE, result=_RESULT_OF_ONE)
 
 
 def _claim_postgres(
@@ -360,39 +432,53 @@ def _claim_postgres(
     limit: int,
     lease: float | None,
     now: datetime | None,
+    max_bytes: int = MAX_BYTES,
 ) -> Claimed:
-    bound = {"queue": queue, "worker": worker, "limit": limit, "lease": lease} | at(now=(now, 0.0))
+    bound: dict[str, Any] = {"queue": queue, "worker": worker, "limit": limit, "lease": lease}
+    bound |= {"max_bytes": max_bytes} | at(now=(now, 0.0))
     found = _postgres_claim_ready(1 << (limit - 1).bit_length()).rows(connection, bound)
     if not found:
         return Claimed([], queue_exists=False, worker_status=None)
     status, open_id, limited, some_due, some_expired, first = found[0][:6]
-    if open_id is not None and limited:
+    if limited:
         return Claimed([], True, as_status(status), limited=True)
-    if open_id is not None and (some_due or some_expired):
+    if open_id is None:
+        return Claimed([], True, as_status(status), is_closed=True)
+    if some_due or some_expired:
         return _claim_all_postgres(connection, queue, bound)
     claimed = [] if first is None else in_order([make_message(queue, *row[5:]) for row in found])
-    return Claimed(claimed, True, as_status(status))
+    return sorted_out(claimed, status)
 
 
 def _claim_all_postgres(connection: Connection, queue: str, bound: dict[str, Any]) -> Claimed:
     """Claims also what came back, and finds what may not be handed out."""
-    found = connection.execute(_POSTGRES_CLAIM, bound | {"at_once": AT_ONCE}).all()
+    found = connection.execute(_POSTGRES_CLAIM, bound | {"at_once": DUE_AT_ONCE}).all()
     status, leftovers, first = found[0][:3]
     claimed = [] if first is None else in_order([make_message(queue, *row[2:]) for row in found])
-    return Claimed(claimed, True, as_status(status), leftovers)
+    return sorted_out(claimed, status, leftovers)
+
+
+def sorted_out(claimed: list[Message], status: str, leftovers: bool = False) -> Claimed:
+    """What a claim that has committed found: to set aside what is spoiled takes another transaction."""
+    spoiled = spoiled_among(claimed)
+    if spoiled:
+        claimed = _without(claimed, spoiled)
+    return Claimed(
+        claimed, True, as_status(status), leftovers, cut_short=bool(spoiled), spoiled=spoiled
+    )
 
 
 def _finish_postgres(
-    connection: Connection, holds: Holds, results: Mapping[int, str] | None, bound: dict[str, Any]
+    connection: Connection,
+    holds: Holds,
+    results: Mapping[int, str] | None,
+    bound: dict[str, Any],
 ) -> set[int]:
     if len(holds.tokens) == 1:
-        done = _POSTGRES_FINISH_ONE.rows(connection, bound | _only(holds, results))
-    elif results is None:
-        done = _POSTGRES_FINISH.rows(connection, bound | held_by(holds))
-    else:
-        bound = bound | held_with(holds, results)
-        done = _POSTGRES_FINISH_WITH_RESULTS.rows(connection, bound)
-    return {row[0] for row in done}
+        return _POSTGRES_FINISH_ONE.run(connection, bound | _only(holds, results))
+    if results is None:
+        return _POSTGRES_FINISH.run(connection, bound | held_by(holds))
+    return _POSTGRES_FINISH_WITH_RESULTS.run(connection, bound | held_with(holds, results))
 
 
 def _only(holds: Holds, results: Mapping[int, str] | None) -> dict[str, Any]:
@@ -450,14 +536,17 @@ def _claim_sqlite(
     limit: int,
     lease: float | None,
     now: datetime,
+    max_bytes: int = MAX_BYTES,
 ) -> Claimed:
-    bound = at(now=(now, 0.0)) | {"queue": queue, "worker": worker}
+    bound = at(now=(now, 0.0)) | {"queue": queue, "worker": worker, "lease": lease}
     found = _SQLITE_QUEUE.rows(connection, bound)
     if not found:
         return Claimed([], queue_exists=False, worker_status=None)
     queue_lease, max_read_ct, status, open_id, limited, some_due, some_expired = found[0]
     if open_id is None or limited:
-        return Claimed([], True, as_status(status), limited=bool(limited and open_id))
+        return Claimed(
+            [], True, as_status(status), limited=bool(limited), is_closed=open_id is None
+        )
     bound |= {"open_id": open_id, "limit": limit, "max_read_ct": max_read_ct}
     leftovers = bool(some_expired)
     if some_due:
@@ -465,7 +554,7 @@ def _claim_sqlite(
     now = now.astimezone(UTC)
     vt = now + timedelta(seconds=queue_lease if lease is None else lease)
     # Quicker than RETURNING: most of what a claim changes is known here.
-    first = _SQLITE_FIRST.rows(connection, bound)
+    first = _SQLITE_FIRST.rows(connection, bound, budget=Budget(max_bytes, column=1))
     claimed = [
         make_message(
             queue,
@@ -504,20 +593,48 @@ def _claim_sqlite(
     if claimed:
         ids = json.dumps([message.id for message in claimed])
         _SQLITE_HOLD.rows(connection, bound | at(lease=(vt, 0.0)) | {"ids": ids})
-    return Claimed(decodable(connection, claimed, now), True, as_status(status), leftovers)
+    sound = decodable(connection, claimed, now)
+    return Claimed(sound, True, as_status(status), leftovers, cut_short=len(sound) < len(claimed))
 
 
 def decodable(connection: Connection, claimed: list[Message], now: datetime) -> list[Message]:
-    """Text that is not JSON can only come from outside; it must not block the queue it is in."""
-    broken = [
-        message.id
-        for message in claimed
-        if isinstance(message.payload, Undecodable) or isinstance(message.headers, Undecodable)
-    ]
-    if not broken:
+    """Those that can be handed out. The others are set aside, in the transaction that claimed them."""
+    spoiled = spoiled_among(claimed)
+    if not spoiled:
         return claimed
-    bury(connection, broken, reason=ArchiveReason.FAILED, error=UNDECODABLE, now=now)
-    return [message for message in claimed if message.id not in broken]
+    set_aside(connection, spoiled, now=now)
+    return _without(claimed, spoiled)
+
+
+def spoiled_among(claimed: Sequence[Message]) -> list[Message]:
+    """Returns the claimed messages that no holder could use: they were written past this library.
+
+    One loop without a call for each message, since every claim passes here.
+    """
+    return [
+        message
+        for message in claimed
+        if type(message.payload) is Undecodable
+        or not 0 <= message.released_ct < message.read_ct
+        or (message.headers is not None and type(message.headers) is not dict)
+    ]
+
+
+def _without(claimed: Sequence[Message], spoiled: Sequence[Message]) -> list[Message]:
+    ids = {message.id for message in spoiled}
+    return [message for message in claimed if message.id not in ids]
+
+
+def set_aside(connection: Connection, spoiled: Sequence[Message], *, now: datetime | None) -> None:
+    """Take messages that were claimed, and cannot be handed out, to the archive with the reason."""
+    for error in (UNDECODABLE, MISCOUNTED):
+        ids = [message.id for message in spoiled if _trouble(message) == error]
+        bury(connection, ids, reason=ArchiveReason.FAILED, error=error, now=now)
+
+
+def _trouble(message: Message) -> str:
+    counted = 0 <= message.released_ct < message.read_ct
+    return UNDECODABLE if counted else MISCOUNTED
 
 
 _fenced_one = select(messages).where(*FENCE_ONE)
@@ -526,7 +643,10 @@ _SQLITE_DELETE_ONE = Hot(delete(messages).where(*FENCE_ONE).returning(messages.c
 
 
 def _finish_sqlite(
-    connection: Connection, holds: Holds, results: Mapping[int, str] | None, bound: dict[str, Any]
+    connection: Connection,
+    holds: Holds,
+    results: Mapping[int, str] | None,
+    bound: dict[str, Any],
 ) -> set[int]:
     if len(holds.tokens) == 1:
         bound = bound | _only(holds, results)
@@ -562,13 +682,15 @@ def finish(
     error: str | None,
     now: datetime | None,
     results: Mapping[int, str] | None = None,
+    channel: str | None = None,
 ) -> set[int]:
     """Move held messages to the archive. Returns the ids of those that were really held.
 
-    `results` are JSON texts by the id of their message.
+    `results` are JSON texts by the id of their message. On the `channel` processes that wait for results
+    are told, where that is needed (PostgreSQL).
     """
-    bound = {"reason": reason, "error": error} | at(now=(now, 0.0))
-    done = _finish(connection, holds, results, bound)
+    bound = {"reason": reason, "error": error, "channel": channel}
+    done = _finish(connection, holds, results, bound | at(now=(now, 0.0)))
     if reason is ArchiveReason.FAILED:
         workflows.end_lost(connection, list(done), error=error, now=now)
     return done
@@ -582,14 +704,13 @@ def remove(connection: Connection, holds: Holds) -> set[int]:
 _BURY = (_archive(messages, select(messages).where(_GIVEN)), delete(messages).where(_GIVEN))
 _THIS_QUEUE = select(queues.c.id).where(queues.c.queue_name == bindparam("queue")).scalar_subquery()
 _EXPIRED_FIRST = (
-    select(messages.c.id)
+    select(messages.c.id, messages.c.queue_id, messages.c.group_key)
     .where(*_expired_and_free(_THIS_QUEUE))
     .order_by(messages.c.expires_at)
     .limit(bindparam("at_once"))
-    .with_for_update(skip_locked=True)
 )
 _LAPSED_FOR_GOOD = (
-    select(messages.c.id)
+    select(messages.c.id, messages.c.queue_id, messages.c.group_key)
     .where(
         *_due(_THIS_QUEUE),
         messages.c.consumer_worker_id.is_not(None),
@@ -601,18 +722,35 @@ _LAPSED_FOR_GOOD = (
     )
     .order_by(messages.c.vt)
     .limit(bindparam("at_once"))
-    .with_for_update(skip_locked=True)
 )
 
 
 def sweep(connection: Connection, queue: str, *, now: datetime | None) -> int:
-    """Take up to `AT_ONCE` expired and as many dead messages to the archive. Returns how many."""
+    """Take up to `AT_ONCE` expired and as many dead messages to the archive. Returns how many.
+
+    The message of a run that has finished steps since it was claimed first is not dead: its attempts are
+    counted anew. It is among those returned, since it can be claimed now.
+    """
     bound = {"queue": queue, "at_once": AT_ONCE} | at(now=(now, 0.0))
-    expired = connection.execute(_EXPIRED_FIRST, bound).scalars().all()
-    bury(connection, expired, reason=ArchiveReason.EXPIRED, error=None, now=now)
-    dead = connection.execute(_LAPSED_FOR_GOOD, bound).scalars().all()
-    bury(connection, dead, reason=ArchiveReason.FAILED, error=LAPSED, now=now)
-    return len(expired) + len(dead)
+    ends: tuple[tuple[Select[Any], ArchiveReason, str | None], ...] = (
+        (_EXPIRED_FIRST, ArchiveReason.EXPIRED, None),
+        (_LAPSED_FOR_GOOD, ArchiveReason.FAILED, LAPSED),
+    )
+    found = [connection.execute(chosen, bound).all() for chosen, _, _ in ends]
+    with groups.trying(connection, [row for rows in found for row in rows], now=now) as free:
+        total = 0
+        for (chosen, reason, error), rows in zip(ends, found, strict=True):
+            wanted = bound | {"ids": [row.id for row in rows if row.id in free]}
+            # Asked once more, now that they are locked: they may have been claimed or ended since.
+            locked = chosen.where(_GIVEN).with_for_update(skip_locked=True)
+            ids = connection.execute(locked, wanted).scalars().all() if wanted["ids"] else []
+            total += len(ids)
+            if ids and reason is ArchiveReason.FAILED:
+                forgiven = workflows.forgive(connection, ids)
+                ids = [id for id in ids if id not in forgiven]
+            if ids:
+                take_away(connection, ids, reason=reason, error=error, now=now)
+    return total
 
 
 def bury(
@@ -625,11 +763,23 @@ def bury(
 ) -> None:
     """Move messages to the archive, whoever held them. Their rows are locked, or never shared."""
     if ids:
-        bound = {"ids": ids, "reason": reason, "error": error} | at(now=(now, 0.0))
         with groups.ending(connection, ids, now=now):
-            for statement in _BURY:
-                connection.execute(statement, bound)
-        workflows.end_lost(connection, ids, error=error or reason, now=now)
+            take_away(connection, ids, reason=reason, error=error, now=now)
+
+
+def take_away(
+    connection: Connection,
+    ids: Sequence[int],
+    *,
+    reason: ArchiveReason,
+    error: str | None,
+    now: datetime | None,
+) -> None:
+    """The same, inside `groups.ending` or where no message has a group."""
+    bound = {"ids": ids, "reason": reason, "error": error} | at(now=(now, 0.0))
+    for statement in _BURY:
+        connection.execute(statement, bound)
+    workflows.end_lost(connection, ids, error=error or reason, now=now)
 
 
 def as_status(word: str | None) -> WorkerStatus | None:

@@ -49,6 +49,15 @@ _CONSUME = (
     .where(workflow_events.c.id == bindparam("signal"))
     .values(consumed_by=bindparam("step"))
 )
+_GIVE_BACK = (
+    update(workflow_events)
+    .where(
+        workflow_events.c.workflow_id == _run,
+        workflow_events.c.kind == EventKind.SIGNAL,
+        workflow_events.c.consumed_by == bindparam("step"),
+    )
+    .values(consumed_by=None)
+)
 _EVENTS = (
     select(*COLUMNS)
     .where(workflow_events.c.workflow_id == _run, workflow_events.c.kind == EventKind.EVENT)
@@ -86,6 +95,11 @@ def next_signal(connection: Connection, run_id: int, name: str) -> Signal | None
 def consume(connection: Connection, signal: Signal, *, step_id: str) -> None:
     """This step got it."""
     connection.execute(_CONSUME, {"signal": signal.id, "step": step_id})
+
+
+def give_back(connection: Connection, run_id: int, *, step_id: str) -> bool:
+    """A step was cut short: a signal that it got is for the next one that waits. True if it got one."""
+    return connection.execute(_GIVE_BACK, {"run": run_id, "step": step_id}).rowcount > 0
 
 
 def find(connection: Connection, run_id: int, *, name: str | None = None) -> list[RunEvent]:

@@ -1,22 +1,36 @@
 """The few SQL expressions that SQLAlchemy cannot say the same way on both databases.
 
 *Times.* `moment("vt")` is a time bound as two parameters, made by `at(vt=(now, seconds))`: what
-Python's clock says, or, when that is None, how many seconds after the server's own time.
+Python's clock says, or, when that is None, how many seconds after the server's own time, which is that
+of the start of the statement. What waits for a lock reads the time after it: `present(…)`.
 
-*Sets.* `rows(...)` and `held(...)` unfold one JSON parameter into rows. One text is quicker to send
-than arrays (twice as quick for a thousand payloads on PostgreSQL), and both databases can do it.
+*Sets.* `rows(...)` and `held(...)` unfold one JSON parameter into rows, and `is_one_of(...)` looks
+into one. One text is quicker to send than arrays (twice as quick for a thousand payloads on
+PostgreSQL), both databases can do it, and there is no limit to how many values it holds.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import Connection, Double, Integer, Table, Text, bindparam, column
+from sqlalchemy import (
+    Boolean,
+    Connection,
+    Double,
+    Integer,
+    Interval,
+    Table,
+    Text,
+    TypeDecorator,
+    bindparam,
+    column,
+    literal_column,
+)
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.expression import TableValuedAlias
+from sqlalchemy.sql.expression import ColumnElement, TableValuedAlias
 from sqlalchemy.sql.functions import FunctionElement
 
 from pgqrs.sqltypes import BigId, Json, UTCDateTime
@@ -35,10 +49,15 @@ def per_dialect(**variants: Callable[..., T]) -> Callable[..., T]:
 
 def qualified_name(connection: Connection, table: Table) -> str:
     """A table's name as the server knows it, for functions that take one as text."""
+    return in_its_schema(connection, table.name)
+
+
+def in_its_schema(connection: Connection, name: str) -> str:
+    """The name of a table or function of ours as the server knows it."""
     quote = connection.dialect.identifier_preparer.quote
     translated = connection.get_execution_options().get("schema_translate_map") or {}
     schema = translated.get(None)
-    return quote(table.name) if schema is None else f"{quote(schema)}.{quote(table.name)}"
+    return quote(name) if schema is None else f"{quote(schema)}.{quote(name)}"
 
 
 # Times
@@ -67,9 +86,32 @@ def at(**moments: tuple[datetime | None, float | None]) -> dict[str, Any]:
         if now is None or seconds is None:
             bound[f"{name}_at"] = None
         else:
-            bound[f"{name}_at"] = now + timedelta(seconds=seconds)
+            bound[f"{name}_at"] = now + timedelta(seconds=seconds) if seconds else now
         bound[f"{name}_in"] = seconds
     return bound
+
+
+SECOND: ColumnElement[Any] = literal_column("interval '1 second'", Interval())
+"""On PostgreSQL."""
+
+
+class _Present(FunctionElement[datetime]):
+    type = UTCDateTime()
+    name = "pgqrs_present"
+    inherit_cache = True
+
+
+def present(name: str) -> _Present:
+    """A time bound as `<name>_at`, or else PostgreSQL's when this is evaluated, which differs each time:
+    so evaluate it once, and after whatever the statement had to wait for.
+    """
+    return _Present(bindparam(f"{name}_at", type_=UTCDateTime()))
+
+
+@compiles(_Present, "postgresql")
+def _present_on_server(element: _Present, compiler: Any, **kw: Any) -> str:
+    (when,) = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"coalesce({when}, clock_timestamp())"
 
 
 @compiles(_Moment, "postgresql")
@@ -136,6 +178,83 @@ def _texts_postgres(element: _Texts, compiler: Any, **kw: Any) -> str:
 
 
 compiles(_Texts, "sqlite")(_rows_sqlite)
+
+
+class JsonArray(TypeDecorator[Sequence[Any]]):
+    """A list that is bound as the text of a JSON array: one parameter, however long it is."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Iterable[Any] | None, dialect: Any) -> str | None:
+        return None if value is None else json.dumps(list(value), ensure_ascii=False)
+
+
+class _IsOneOf(FunctionElement[bool]):
+    type = Boolean()
+    name = "pgqrs_is_one_of"
+    inherit_cache = True
+
+    def self_group(self, against: Any = None) -> Any:
+        """A condition as it is: SQLite looks nothing up for `(…) = 1`, as a function would be."""
+        return self
+
+
+def is_one_of(wanted: ColumnElement[Any], name: str) -> ColumnElement[bool]:
+    """True if a number or text is in the list bound as `name`.
+
+    Instead of `IN` with a parameter for each: drivers end at 65,535 parameters, SQLite before that.
+    """
+    return _IsOneOf(wanted, bindparam(name, type_=JsonArray()))
+
+
+@compiles(_IsOneOf, "postgresql")
+def _is_one_of_postgres(element: _IsOneOf, compiler: Any, **kw: Any) -> str:
+    wanted, listed = element.clauses
+    kind = "TEXT" if isinstance(wanted.type, Text) else "BIGINT"
+    text = compiler.process(listed, **kw)
+    # As an array: then the planner looks values up one by one, whatever it thinks of their number.
+    return (
+        f"{compiler.process(wanted, **kw)} = ANY(ARRAY(SELECT CAST(value AS {kind}) "
+        f"FROM jsonb_array_elements_text(CAST({text} AS JSONB))))"
+    )
+
+
+@compiles(_IsOneOf, "sqlite")
+def _is_one_of_sqlite(element: _IsOneOf, compiler: Any, **kw: Any) -> str:
+    wanted, listed = element.clauses
+    text = compiler.process(listed, **kw)
+    return f"{compiler.process(wanted, **kw)} IN (SELECT value FROM json_each({text}))"
+
+
+class _Numbered(FunctionElement[Any]):
+    name = "pgqrs_numbered"
+    inherit_cache = True
+
+
+def numbered(name: str) -> TableValuedAlias:
+    """The pairs bound as `name`, each a text and a number, as rows."""
+    return _Numbered(bindparam(name, type_=JsonArray())).table_valued(
+        column("name", Text()), column("number", BigId), name=f"{name}_rows"
+    )
+
+
+@compiles(_Numbered, "postgresql")
+def _numbered_postgres(element: _Numbered, compiler: Any, **kw: Any) -> str:
+    (text,) = (compiler.process(clause, **kw) for clause in element.clauses)
+    return (
+        "(SELECT value->>0 AS name, CAST(value->>1 AS BIGINT) AS number "
+        f"FROM jsonb_array_elements(CAST({text} AS JSONB)))"
+    )
+
+
+@compiles(_Numbered, "sqlite")
+def _numbered_sqlite(element: _Numbered, compiler: Any, **kw: Any) -> str:
+    (text,) = (compiler.process(clause, **kw) for clause in element.clauses)
+    return (
+        "(SELECT json_extract(value, '$[0]') AS name, json_extract(value, '$[1]') AS number "
+        f"FROM json_each({text}) LIMIT -1)"  # so that it is read once, and looked up what it names
+    )
 
 
 class Holds(NamedTuple):

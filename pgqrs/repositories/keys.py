@@ -5,8 +5,8 @@ the message is claimed or ends: whether the key is free is decided when somebody
 the message, or at how long ago it ended. So unique keys cost who uses them, and nobody else.
 
 Who wants a key locks its row until the transaction ends; of two who want it at once, the second waits,
-and then finds the message of the first. Rows whose keys are free again are deleted in passing, a few
-at a time.
+and then finds the message of the first. Rows whose keys are free again are deleted in passing: up to
+twice as many as are added, so that there are never many more of them than of keys in use.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from sqlalchemy import (
 )
 
 from pgqrs.models import archive, keys, messages
-from pgqrs.repositories.expressions import at, moment, texts
+from pgqrs.repositories.expressions import at, is_one_of, moment, numbered, texts
 from pgqrs.sqltypes import BigId
 from pgqrs.types import KeyScope
 
 LOOK_AGAIN = 300.0
 """Seconds until a key is looked at again, to see whether its row may go."""
 AT_ONCE = 50
+"""The least that is looked at in passing."""
 
 
 class Unique(NamedTuple):
@@ -69,16 +70,19 @@ _LIVE = select(
     messages.c.id,
     _running,
     or_(messages.c.expires_at > moment("now"), _running, messages.c.expires_at.is_(None)),
-).where(messages.c.id.in_(bindparam("ids", expanding=True)))
+).where(is_one_of(messages.c.id, "ids"))
 _ENDED = select(archive.c.original_message_id, archive.c.archived_at).where(
-    archive.c.original_message_id.in_(bindparam("ids", expanding=True))
+    is_one_of(archive.c.original_message_id, "ids")
 )
+# Where a claim would free the key, none may happen until this transaction has ended.
+_STILL_LIVE = _LIVE.order_by(messages.c.id).with_for_update(read=True)
 _NOW = select(moment("now"))
+_given = numbered("given")
 _ASSIGN = (
     update(keys)
-    .where(keys.c.queue_id == _queue_id, keys.c.dedup_key == bindparam("wanted_key"))
+    .where(keys.c.queue_id == _queue_id, keys.c.dedup_key == _given.c.name)
     .values(
-        message_id=bindparam("new_id"),
+        message_id=_given.c.number,
         scope=bindparam("new_scope", type_=keys.c.scope.type),
         window_after=bindparam("new_window"),
         look_at=moment("look"),
@@ -91,12 +95,10 @@ _OLD = (
     .limit(bindparam("at_once"))
     .with_for_update(skip_locked=True)
 )
-_FORGET = delete(keys).where(
-    keys.c.queue_id == _queue_id, keys.c.dedup_key.in_(bindparam("free", expanding=True))
-)
+_FORGET = delete(keys).where(keys.c.queue_id == _queue_id, is_one_of(keys.c.dedup_key, "free"))
 _LOOK_LATER = (
     update(keys)
-    .where(keys.c.queue_id == _queue_id, keys.c.dedup_key.in_(bindparam("taken", expanding=True)))
+    .where(keys.c.queue_id == _queue_id, is_one_of(keys.c.dedup_key, "taken"))
     .values(look_at=moment("look"))
 )
 
@@ -128,7 +130,8 @@ def take(
     bound |= {"new_scope": unique.scope, "new_window": unique.window_after}
     bound |= at(look=(now, LOOK_AGAIN))
     found = connection.execute(_take_rows(connection.dialect.name), bound).all()
-    return {row.dedup_key: row.message_id for row in _still_taken(connection, found, now=now)}
+    taken = _still_taken(connection, found, for_long=True, now=now)
+    return {row.dedup_key: row.message_id for row in taken}
 
 
 def assign(
@@ -142,18 +145,17 @@ def assign(
     """These keys, which are locked and free, belong to these messages now."""
     shared = {"in_queue": queue_id, "new_scope": unique.scope, "new_window": unique.window_after}
     shared |= at(look=(now, LOOK_AGAIN))
-    given = [shared | {"wanted_key": key, "new_id": id} for key, id in sorted(ids.items())]
-    if given:
-        connection.execute(_ASSIGN, given)
+    if ids:
+        connection.execute(_ASSIGN, shared | {"given": list(ids.items())})
 
 
-def forget_free(connection: Connection, queue_id: int, *, now: datetime | None) -> None:
-    """Delete the rows of some keys that are free again."""
-    bound = {"in_queue": queue_id, "at_once": AT_ONCE} | at(now=(now, 0.0))
+def forget_free(connection: Connection, queue_id: int, *, added: int, now: datetime | None) -> None:
+    """Delete the rows of some keys that are free again, after so many were added."""
+    bound = {"in_queue": queue_id, "at_once": max(AT_ONCE, 2 * added)} | at(now=(now, 0.0))
     old = connection.execute(_OLD, bound).all()
     if not old:
         return
-    taken = [row.dedup_key for row in _still_taken(connection, old, now=now)]
+    taken = {row.dedup_key for row in _still_taken(connection, old, for_long=False, now=now)}
     free = [row.dedup_key for row in old if row.dedup_key not in taken]
     connection.execute(_FORGET, {"in_queue": queue_id, "free": free})
     bound = {"in_queue": queue_id, "taken": taken} | at(look=(now, LOOK_AGAIN))
@@ -161,22 +163,21 @@ def forget_free(connection: Connection, queue_id: int, *, now: datetime | None) 
 
 
 def _still_taken(
-    connection: Connection, found: Sequence[Any], *, now: datetime | None
+    connection: Connection, found: Sequence[Any], *, for_long: bool, now: datetime | None
 ) -> list[Any]:
-    """Those of these rows whose messages keep others out."""
+    """Those of these rows whose messages keep others out; `for_long`: until this transaction ends."""
     bound = at(now=(now, 0.0))
     had = [row for row in found if row.message_id]
     if not had:
         return []
-    # Where a claim would free the key, none may happen until this transaction has ended.
-    waiting = [row.message_id for row in had if row.scope is KeyScope.QUEUED]
-    others = [row.message_id for row in had if row.scope is not KeyScope.QUEUED]
-    live = [
-        *connection.execute(_LIVE.with_for_update(read=True), bound | {"ids": waiting}),
-        *connection.execute(_LIVE, bound | {"ids": others}),
-    ]
-    running = {id for id, is_running, _ in live if is_running}
-    unfinished = {id for id, _, is_alive in live if is_alive}
+    live = _states(connection, _LIVE, [row.message_id for row in had], bound)
+    queued = {row.message_id for row in had if row.scope is KeyScope.QUEUED}
+    waiting = [id for id, (is_running, _) in live.items() if id in queued and not is_running]
+    if waiting and for_long:
+        live = {id: state for id, state in live.items() if id not in waiting}
+        live |= _states(connection, _STILL_LIVE, waiting, bound)
+    running = {id for id, (is_running, _) in live.items() if is_running}
+    unfinished = {id for id, (_, is_alive) in live.items() if is_alive}
     ended = {row.message_id for row in had if row.window_after} - unfinished
     recent = dict(connection.execute(_ENDED, {"ids": list(ended)}).all())
     asked: datetime = connection.execute(_NOW, bound).scalar_one()
@@ -188,3 +189,11 @@ def _still_taken(
         return end is not None and end + timedelta(seconds=row.window_after) > asked
 
     return [row for row in had if is_taken(row)]
+
+
+def _states(
+    connection: Connection, statement: Any, ids: Sequence[int], bound: dict[str, Any]
+) -> dict[int, tuple[bool, bool]]:
+    """For each message that is not finished: whether it is running, and whether it is alive."""
+    found = connection.execute(statement, bound | {"ids": ids})
+    return {id: (bool(is_running), bool(is_alive)) for id, is_running, is_alive in found}

@@ -1,6 +1,6 @@
 """Adding messages that have keys or groups.
 
-More than one statement, in one transaction: keys are taken and groups are locked before messages are
+More than one statement, in one transaction: groups are locked and keys are taken before messages are
 added, so that who comes second sees what the first did (see `keys` and `groups`).
 """
 
@@ -108,10 +108,12 @@ def enqueue(
         raise QueueNotFound(queue)
     queue_id, waited_for = found
     asked = list(map(Labelled, batch.texts, labels.keys, labels.groups))
-    if labels.unique is None:
-        ids = list(map(MessageId, _insert(connection, queue_id, asked, bound, now=now)))
-    else:
-        ids = _enqueue_unique(connection, queue_id, asked, labels.unique, bound, now=now)
+    into = [(queue_id, message.group) for message in asked if message.group is not None]
+    with groups.adding(connection, into, now=now):
+        if labels.unique is None:
+            ids = list(map(MessageId, _insert(connection, queue_id, asked, bound)))
+        else:
+            ids = _enqueue_unique(connection, queue_id, asked, labels.unique, bound, now=now)
     return Enqueued(ids, bool(waited_for))
 
 
@@ -128,10 +130,10 @@ def _enqueue_unique(
     owners = keys.take(connection, queue_id, wanted, unique=unique, now=now)
     is_new = _first_of_each_key(asked, owners)
     new = [message for message, added in zip(asked, is_new, strict=True) if added]
-    ids = _insert(connection, queue_id, new, bound, now=now)
+    ids = _insert(connection, queue_id, new, bound)
     given = {m.key: id for m, id in zip(new, ids, strict=True) if m.key is not None}
     keys.assign(connection, queue_id, given, unique=unique, now=now)
-    keys.forget_free(connection, queue_id, now=now)
+    keys.forget_free(connection, queue_id, added=len(wanted), now=now)
     rest, owners = iter(ids), owners | given
     return [
         MessageId(next(rest)) if added else MessageId.existing(owners[message.key or ""])
@@ -151,17 +153,10 @@ def _first_of_each_key(asked: Sequence[Labelled], owners: Mapping[str, int]) -> 
 
 
 def _insert(
-    connection: Connection,
-    queue_id: int,
-    new: Sequence[Labelled],
-    bound: dict[str, Any],
-    *,
-    now: datetime | None,
+    connection: Connection, queue_id: int, new: Sequence[Labelled], bound: dict[str, Any]
 ) -> list[int]:
-    into = [(queue_id, message.group) for message in new if message.group is not None]
     ids: list[int] = []
-    with groups.adding(connection, into, now=now):
-        for piece in pieces(new, size=lambda message: len(message.payload)):
-            values = {"in_queue": queue_id, "labelled": json.dumps(piece)}
-            ids += sorted(connection.execute(_INSERT, bound | values).scalars())
+    for piece in pieces(new, size=lambda message: len(message.payload)):
+        values = {"in_queue": queue_id, "labelled": json.dumps(piece)}
+        ids += sorted(connection.execute(_INSERT, bound | values).scalars())
     return ids

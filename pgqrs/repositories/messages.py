@@ -12,17 +12,46 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import Connection, Select, Text, bindparam, cast, func, insert, or_, select, update
-from sqlalchemy.sql.expression import ColumnElement, FromClause
+from sqlalchemy import (
+    Connection,
+    Double,
+    Select,
+    Text,
+    and_,
+    bindparam,
+    cast,
+    exists,
+    false,
+    func,
+    insert,
+    or_,
+    select,
+    true,
+    update,
+)
+from sqlalchemy.sql.expression import CTE, ColumnElement, FromClause
 
-from pgqrs.errors import QueueNotFound
-from pgqrs.models import messages, queues
+from pgqrs.errors import LeaseTooLong, QueueNotFound
+from pgqrs.models import limits, messages, queues, waiting, workflows
 from pgqrs.payloads import Batch
-from pgqrs.repositories.expressions import Holds, at, held, held_by, moment, per_dialect, rows
+from pgqrs.repositories.announcements import notify_if
+from pgqrs.repositories.expressions import (
+    SECOND,
+    Holds,
+    at,
+    held,
+    held_by,
+    is_one_of,
+    moment,
+    per_dialect,
+    present,
+    rows,
+)
 from pgqrs.repositories.groups import UNBLOCKED
 from pgqrs.repositories.hot import Hot
-from pgqrs.sqltypes import BigId, Flag, Json
-from pgqrs.types import Message, MessageId
+from pgqrs.repositories.reading import bare, telling
+from pgqrs.sqltypes import BigId, Flag, Json, UTCDateTime
+from pgqrs.types import NOT_CLAIMED, Message, MessageId, make_message
 
 T = TypeVar("T")
 COLUMNS = (
@@ -77,9 +106,15 @@ def held_one(holds: Holds) -> dict[str, Any]:
 
 # Locking the queue's row keeps it from being deleted until this commits.
 QUEUE = (
-    select(queues.c.id, (queues.c.waiting_until > moment("now")).label("waited_for"))
+    select(
+        queues.c.id,
+        select(waiting.c.waiting_until > moment("now"))
+        .where(waiting.c.queue_id == queues.c.id)
+        .scalar_subquery()
+        .label("waited_for"),
+    )
     .where(queues.c.queue_name == bindparam("queue"))
-    .with_for_update(read=True, key_share=True)
+    .with_for_update(read=True, key_share=True, of=queues)
 )
 SHARED: dict[str, ColumnElement[Any]] = {
     "headers": cast(bindparam("headers", type_=Text()), Json()),
@@ -103,7 +138,9 @@ def _insert_into_queue(
     asking: bool = False,
     returning: bool = True,
 ) -> Any:
-    """`asking` also returns whether somebody waits for the queue, which only PostgreSQL has to know."""
+    """`asking` also returns whether a consumer waits for the queue, and tells it if there is a channel;
+    only PostgreSQL has to know.
+    """
     # PostgreSQL would work out times anew for each row of a batch; here it does so once.
     times = {name: SHARED[name] for name in ("vt", "enqueued_at", "expires_at")} if asking else {}
     queue = QUEUE.add_columns(*(time.label(name) for name, time in times.items())).cte("queue")
@@ -118,7 +155,12 @@ def _insert_into_queue(
         return inserted
     if not asking:
         return inserted.returning(messages.c.id)
-    return inserted.returning(messages.c.id, select(queue.c.waited_for).scalar_subquery())
+    has_channel = bindparam("channel", type_=Text()).is_not(None)
+    return inserted.returning(
+        messages.c.id,
+        select(queue.c.waited_for).scalar_subquery(),
+        select(notify_if(and_(queue.c.waited_for, has_channel))).scalar_subquery(),
+    )
 
 
 _PAYLOAD = cast(bindparam("payload", type_=Text()), Json())
@@ -131,7 +173,7 @@ _MANY_ASKING = Hot(_insert_into_queue(_PAYLOADS.c.value, _PAYLOADS, asking=True)
 
 
 class Enqueued(NamedTuple):
-    """The ids of messages, and whether somebody elsewhere waits to be told of new ones."""
+    """The ids of messages, and whether a consumer elsewhere has yet to be told of them."""
 
     ids: list[MessageId]
     waited_for: bool
@@ -145,7 +187,7 @@ def _enqueue_postgres(connection: Connection, batch: Batch, bound: dict[str, Any
         for payloads in _arrays(batch):
             found += _MANY_ASKING.rows(connection, bound | {"payloads": payloads})
     ids = list(map(MessageId, sorted([row[0] for row in found])))
-    return Enqueued(ids, bool(found) and bool(found[0][1]))
+    return Enqueued(ids, bool(found) and bool(found[0][1]) and bound["channel"] is None)
 
 
 def _arrays(batch: Batch) -> Iterator[str]:
@@ -174,10 +216,19 @@ _enqueue = per_dialect(postgresql=_enqueue_postgres, sqlite=_enqueue_sqlite)
 
 
 def enqueue(
-    connection: Connection, queue: str, batch: Batch, *, now: datetime | None, **options: Any
+    connection: Connection,
+    queue: str,
+    batch: Batch,
+    *,
+    now: datetime | None,
+    channel: str | None = None,
+    **options: Any,
 ) -> Enqueued:
-    """Add messages in order; all of them or none. `options` are those of `shared`."""
-    enqueued: Enqueued = _enqueue(connection, batch, shared(queue, now=now, **options))
+    """Add messages in order; all of them or none. `options` are those of `shared`. On the `channel`
+    consumers that wait in other processes are told.
+    """
+    bound = shared(queue, now=now, **options) | {"channel": channel}
+    enqueued: Enqueued = _enqueue(connection, batch, bound)
     if len(enqueued.ids) != batch.size:
         raise QueueNotFound(queue)
     return enqueued
@@ -228,29 +279,178 @@ def pieces(items: Sequence[T], *, size: Callable[[T], int]) -> Iterator[list[T]]
         yield piece
 
 
-_EXTEND = Hot(
-    update(messages)
-    .where(*FENCE)
-    .values(vt=moment("lease"), ready=bindparam("not_ready", False, type_=Flag()))
-    .returning(messages.c.id)
-)
-_GIVE_BACK = Hot(
-    update(messages)
-    .where(*FENCE)
-    .values(
-        vt=moment("back"),
-        ready=bindparam("now_ready", type_=Flag()),
-        released_ct=messages.c.released_ct + bindparam("released"),
-        consumer_worker_id=None,
+def _has_limits(queue_id: ColumnElement[Any]) -> ColumnElement[bool]:
+    """True if claims of a queue take turns (see `limits`)."""
+    return exists().where(limits.c.queue_id == queue_id)
+
+
+def _may_extend(message: FromClause, now: ColumnElement[datetime]) -> ColumnElement[bool]:
+    """Where there are limits, a claim that lapsed is over: others may have its place."""
+    return or_(and_(~message.c.ready, message.c.vt > now), ~_has_limits(message.c.queue_id))
+
+
+_BACK: dict[str, Any] = {
+    "ready": bindparam("now_ready", type_=Flag()),
+    "released_ct": messages.c.released_ct + bindparam("released"),
+    "consumer_worker_id": None,
+    "blocked": UNBLOCKED,  # one that lapsed may have been parked since
+}
+_HELD_AND_FREE = (*FENCE, messages.c.blocked == UNBLOCKED)
+
+
+# PostgreSQL: an UPDATE would work out times before it waits for a row. So rows are locked first.
+
+
+def _lock(*conditions: ColumnElement[bool], skip_locked: bool) -> tuple[CTE, CTE]:
+    """Held messages, locked, and the time once all of them are."""
+    locked = (
+        select(messages.c.id, messages.c.ready, messages.c.vt, messages.c.queue_id)
+        .join_from(messages, HELD, and_(*conditions))
+        .order_by(messages.c.id)
+        .with_for_update(of=messages, key_share=True, skip_locked=skip_locked)
+        .cte("locked")
     )
-    .returning(messages.c.id)
+    clock = select(present("now").label("present"), func.count()).select_from(locked).cte("clock")
+    return locked, clock
+
+
+def _change(
+    values: dict[str, Any],
+    conditions: Sequence[ColumnElement[bool]],
+    *,
+    extends: bool,
+    skip_locked: bool = False,
+) -> Hot:
+    """The statement that makes held messages wait so long from now, or until a time that is given."""
+    locked, clock = _lock(*conditions, skip_locked=skip_locked)
+    now = select(clock.c.present).scalar_subquery()
+    chosen = select(locked.c.id)
+    if extends:
+        chosen = chosen.where(_may_extend(locked, now))
+    until = func.coalesce(
+        bindparam("until", type_=UTCDateTime()), now + bindparam("wait", type_=Double()) * SECOND
+    )
+    return Hot(
+        update(messages)
+        .where(messages.c.id == func.any(func.array(chosen.scalar_subquery())))
+        .values(values | {"vt": until})
+        .returning(messages.c.id)
+    )
+
+
+# SQLite
+
+
+def _change_at_once(values: dict[str, Any], *conditions: ColumnElement[bool]) -> Hot:
+    return Hot(
+        update(messages)
+        .where(*conditions)
+        .values(values | {"vt": moment("until")})
+        .returning(messages.c.id)
+    )
+
+
+# Both
+
+
+class _Change(NamedTuple):
+    """A statement for each database."""
+
+    postgresql: Hot
+    sqlite: Hot
+
+
+def is_released_too_often(max_releases: ColumnElement[Any]) -> ColumnElement[bool]:
+    """True if a message was given back as often as its queue allows.
+
+    Not that of a run: a run gives its message back whenever it sleeps, and comes to its end.
+    """
+    return and_(
+        func.coalesce(messages.c.released_ct >= max_releases, false()),
+        ~exists().where(workflows.c.message_id == messages.c.id),
+    )
+
+
+def _of_its_queue(setting: ColumnElement[Any]) -> ColumnElement[Any]:
+    return select(setting).where(queues.c.id == messages.c.queue_id).scalar_subquery()
+
+
+_NOT_READY = {"ready": bindparam("not_ready", False, type_=Flag())}
+_IS_ALLOWED = func.coalesce(
+    _of_its_queue(queues.c.max_lease) >= bindparam("asked", type_=Double()), true()
+)
+_MAY_RELEASE = ~is_released_too_often(_of_its_queue(queues.c.max_releases))
+_EXTEND = _Change(
+    _change(_NOT_READY, (*_HELD_AND_FREE, _IS_ALLOWED), extends=True),
+    _change_at_once(_NOT_READY, *_HELD_AND_FREE, _IS_ALLOWED, _may_extend(messages, moment("now"))),
+)
+_EXTEND_UNLOCKED = _EXTEND._replace(
+    postgresql=_change(_NOT_READY, (*_HELD_AND_FREE, _IS_ALLOWED), extends=True, skip_locked=True)
+)
+_GIVE_BACK = _Change(_change(_BACK, FENCE, extends=False), _change_at_once(_BACK, *FENCE))
+_RELEASE = _Change(
+    _change(_BACK, (*FENCE, _MAY_RELEASE), extends=False),
+    _change_at_once(_BACK, *FENCE, _MAY_RELEASE),
 )
 
 
-def extend(connection: Connection, holds: Holds, *, lease: float, now: datetime | None) -> set[int]:
-    """Let the leases end so long from now."""
-    bound = held_by(holds) | at(lease=(now, lease))
-    return {id for (id,) in _EXTEND.rows(connection, bound)}
+def _change_postgres(
+    connection: Connection,
+    change: _Change,
+    bound: dict[str, Any],
+    *,
+    wait: float,
+    eta: datetime | None,
+    now: datetime | None,
+) -> list[Any]:
+    bound |= {"now_at": now, "wait": wait, "until": eta}
+    return change.postgresql.rows(connection, bound)
+
+
+def _change_sqlite(
+    connection: Connection,
+    change: _Change,
+    bound: dict[str, Any],
+    *,
+    wait: float,
+    eta: datetime | None,
+    now: datetime,
+) -> list[Any]:
+    bound |= at(now=(now, 0.0), until=(now, wait) if eta is None else (eta, 0.0))
+    return change.sqlite.rows(connection, bound)
+
+
+_change_held = per_dialect(postgresql=_change_postgres, sqlite=_change_sqlite)
+
+
+def extend(
+    connection: Connection,
+    holds: Holds,
+    *,
+    lease: float,
+    now: datetime | None,
+    skip_locked: bool = False,
+) -> set[int]:
+    """Let the leases end so long from now; with `skip_locked` not of those that somebody has locked."""
+    bound = held_by(holds) | {"asked": lease}
+    change = _EXTEND_UNLOCKED if skip_locked else _EXTEND
+    changed = _change_held(connection, change, bound, wait=lease, eta=None, now=now)
+    return {id for (id,) in changed}
+
+
+_LONGEST = (
+    select(queues.c.queue_name, queues.c.max_lease)
+    .select_from(messages.join(HELD, and_(*FENCE)).join(queues, messages.c.queue_id == queues.c.id))
+    .where(queues.c.max_lease < bindparam("asked", type_=Double()))
+    .limit(1)
+)
+
+
+def check_lease(connection: Connection, holds: Holds, *, lease: float) -> None:
+    """Raise `LeaseTooLong` if held messages were not extended because their queue does not allow it."""
+    found = connection.execute(_LONGEST, held_by(holds) | {"asked": lease}).first()
+    if found is not None:
+        raise LeaseTooLong(found.queue_name, lease, found.max_lease)
 
 
 def give_back(
@@ -266,8 +466,57 @@ def give_back(
     or not.
     """
     bound = {"now_ready": eta is None and delay == 0, "released": 0 if counted else 1}
-    bound |= held_by(holds) | at(back=(now, delay) if eta is None else (eta, 0.0))
-    return {id for (id,) in _GIVE_BACK.rows(connection, bound)}
+    bound |= held_by(holds)
+    changed = _change_held(connection, _GIVE_BACK, bound, wait=delay, eta=eta, now=now)
+    return {id for (id,) in changed}
+
+
+def release(
+    connection: Connection,
+    holds: Holds,
+    *,
+    delay: float,
+    eta: datetime | None,
+    now: datetime | None,
+) -> set[int]:
+    """Give held messages back untried, unless that was done too often: `archive.end_released` then
+    ends them.
+    """
+    bound = {"now_ready": eta is None and delay == 0, "released": 1}
+    bound |= held_by(holds)
+    changed = _change_held(connection, _RELEASE, bound, wait=delay, eta=eta, now=now)
+    return {id for (id,) in changed}
+
+
+_HELD_BY_WORKER = (
+    select(messages.c.id, messages.c.read_ct, queues.c.queue_name)
+    .join_from(messages, queues, messages.c.queue_id == queues.c.id)
+    .where(
+        messages.c.consumer_worker_id == bindparam("worker", type_=BigId),
+        ~messages.c.ready,
+        messages.c.blocked == UNBLOCKED,
+        messages.c.vt > moment("now"),
+        messages.c.id > bindparam("after"),
+    )
+    .order_by(messages.c.id)
+    .limit(bindparam("at_most"))
+)
+
+
+def held_by_worker(
+    connection: Connection, worker_id: int, *, after: int, limit: int, now: datetime | None
+) -> list[HeldMessage]:
+    """What a worker holds now, by id, a page at a time."""
+    bound = {"worker": worker_id, "after": after, "at_most": limit} | at(now=(now, 0.0))
+    return [HeldMessage(*row) for row in connection.execute(_HELD_BY_WORKER, bound)]
+
+
+class HeldMessage(NamedTuple):
+    """A message that somebody holds."""
+
+    id: int
+    read_ct: int
+    queue: str
 
 
 _GET = (
@@ -284,13 +533,19 @@ _PEEK = (
 )
 
 
-def get(connection: Connection, id: int) -> Message | None:
-    """One message, whoever holds it."""
-    row = connection.execute(_GET, {"id": id}).first()
+_GET_BARE, _PEEK_BARE = (
+    statement.with_only_columns(queues.c.queue_name, *bare(COLUMNS)) for statement in (_GET, _PEEK)
+)
+
+
+def get(connection: Connection, id: int, *, bare: bool = False) -> Message | None:
+    """One message, whoever holds it; `bare` without what is JSON."""
+    with telling():
+        row = connection.execute(_GET_BARE if bare else _GET, {"id": id}).first()
     return None if row is None else _message(row)
 
 
-_EXISTING = select(messages.c.id).where(messages.c.id.in_(bindparam("ids", expanding=True)))
+_EXISTING = select(messages.c.id).where(is_one_of(messages.c.id, "ids"))
 
 
 def existing(connection: Connection, ids: Sequence[int]) -> set[int]:
@@ -298,18 +553,22 @@ def existing(connection: Connection, ids: Sequence[int]) -> set[int]:
     return set(connection.execute(_EXISTING, {"ids": ids}).scalars())
 
 
-def peek(connection: Connection, queue: str, *, limit: int, after: int) -> list[Message]:
-    """Messages by id, without claiming them."""
+def peek(
+    connection: Connection, queue: str, *, limit: int, after: int, bare: bool = False
+) -> list[Message]:
+    """Messages by id, without claiming them; `bare` without what is JSON."""
     bound = {"queue": queue, "limit": limit, "after": after}
-    return [_message(row) for row in connection.execute(_PEEK, bound)]
+    with telling():
+        return [_message(row) for row in connection.execute(_PEEK_BARE if bare else _PEEK, bound)]
 
 
 def _message(row: Sequence[Any]) -> Message:
-    return Message(*row)
+    return make_message(*row, NOT_CLAIMED)
 
 
 LATELY, SOON = 2.0, 0.02
 """Seconds."""
+_THIS_QUEUE = select(queues.c.id).where(queues.c.queue_name == bindparam("queue")).scalar_subquery()
 _NEXT = (
     select(func.min(messages.c.vt, type_=messages.c.vt.type), moment("now"))
     .join_from(queues, messages, messages.c.queue_id == queues.c.id)
@@ -320,6 +579,12 @@ _NEXT = (
         messages.c.vt > moment("lately"),
     )
 )
+_SOME_READY = select(exists().where(messages.c.queue_id == _THIS_QUEUE, messages.c.ready))
+
+
+def has_ready(connection: Connection, queue: str) -> bool:
+    """True if a claim might find something: a message is ready."""
+    return bool(connection.execute(_SOME_READY, {"queue": queue}).scalar_one())
 
 
 def next_in(connection: Connection, queue: str, *, now: datetime | None) -> float | None:

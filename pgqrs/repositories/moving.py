@@ -22,19 +22,21 @@ from sqlalchemy import (
     bindparam,
     cast,
     func,
+    or_,
     select,
     text,
     tuple_,
+    update,
 )
 
-from pgqrs.models import Base, schema_history, staged, uploads, workers
+from pgqrs.models import Base, schema_history, staged, uploads, waiting, workers
 from pgqrs.repositories.expressions import per_dialect, qualified_name
 from pgqrs.sqltypes import Json
 
 Row = tuple[Any, ...]
-STAYING = frozenset((schema_history.name, staged.name, uploads.name, workers.name))
-"""What belongs to a place: the history of its schema, the processes that are registered there, and what
-they have only prepared.
+STAYING = frozenset((schema_history.name, staged.name, uploads.name, waiting.name, workers.name))
+"""What belongs to a place: the history of its schema, the processes that are registered or wait there,
+and what they have only prepared.
 """
 
 
@@ -137,6 +139,24 @@ def _insert_sqlite(_connection: Connection, table: Table) -> Any:
 _insert: Any = per_dialect(postgresql=_insert_postgres, sqlite=_insert_sqlite)
 
 
+def made_at(connection: Connection) -> datetime | None:
+    """When the tables of this store were made, which is what tells it from others."""
+    times = schema_history.c.applied_at
+    made: datetime | None = connection.execute(select(func.min(times, type_=times.type))).scalar()
+    return made
+
+
+def take_over(connection: Connection, made: datetime | None) -> None:
+    """From now on this store counts as the one whose tables were made at that time."""
+    revision, times = schema_history.c.revision, schema_history.c.applied_at
+    first = select(func.min(revision)).scalar_subquery()
+    connection.execute(
+        update(schema_history)
+        .where(or_(times < made, revision == first))
+        .values(applied_at=bindparam("made", made, type_=times.type))
+    )
+
+
 def put(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
     """Add rows that are not there yet."""
     names = [column.name for column in table.columns]
@@ -221,5 +241,5 @@ def _plain(column: Column[Any], value: Any) -> Any:
 def _canonical(document: str) -> str:
     try:
         return json.dumps(json.loads(document), sort_keys=True)
-    except ValueError:
+    except (ValueError, RecursionError):  # as a row that was written past this library may be
         return document

@@ -4,15 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Text, bindparam, delete, func, insert, select, update
+from sqlalchemy import (
+    Connection,
+    bindparam,
+    delete,
+    func,
+    select,
+    update,
+)
 
-from pgqrs.errors import QueueExists, QueueNotEmpty, QueueNotFound
-from pgqrs.models import archive, keys, messages, queues, slots, streams, workers
+from pgqrs.errors import (
+    LeaseTooLong,
+    QueueExists,
+    QueueNotEmpty,
+    QueueNotFound,
+    QueueScheduled,
+)
+from pgqrs.models import (
+    archive,
+    keys,
+    messages,
+    queues,
+    schedules,
+    slots,
+    streams,
+    waiting,
+    workers,
+)
 from pgqrs.models import groups as group_rows
-from pgqrs.repositories import groups, limits, workflows
-from pgqrs.repositories.expressions import at, moment
+from pgqrs.models import limits as limit_rows
+from pgqrs.repositories import groups, workflows
+from pgqrs.repositories.expressions import at, is_one_of, moment, per_dialect
 from pgqrs.types import Queue, Rate
 
 COLUMNS = (
@@ -25,22 +51,43 @@ COLUMNS = (
     queues.c.paused,
     queues.c.max_in_flight,
     queues.c.max_in_flight_per_key,
+    queues.c.max_lease,
+    queues.c.max_releases,
     queues.c.rate_limit,
     queues.c.rate_period,
 )
-_INSERT = insert(queues).values(
-    queue_name=bindparam("new_name"),
-    lease=bindparam("new_lease"),
-    max_read_ct=bindparam("new_max_read_ct"),
-    retention=bindparam("new_retention"),
-    paused=False,
-    max_in_flight=bindparam("new_max_in_flight"),
-    max_in_flight_per_key=bindparam("new_max_in_flight_per_key"),
-    rate_limit=bindparam("new_rate_limit"),
-    rate_period=bindparam("new_rate_period"),
-    created_at=moment("now"),
-)
-LIMITS = frozenset(("max_in_flight", "max_in_flight_per_key", "rate_limit"))
+_NEW: dict[str, Any] = {
+    "queue_name": bindparam("new_name"),
+    "lease": bindparam("new_lease"),
+    "max_read_ct": bindparam("new_max_read_ct"),
+    "retention": bindparam("new_retention"),
+    "paused": False,
+    "max_in_flight": bindparam("new_max_in_flight"),
+    "max_in_flight_per_key": bindparam("new_max_in_flight_per_key"),
+    "max_lease": bindparam("new_max_lease"),
+    "max_releases": bindparam("new_max_releases"),
+    "rate_limit": bindparam("new_rate_limit"),
+    "rate_period": bindparam("new_rate_period"),
+    "created_at": moment("now"),
+}
+_NO_LIMITS = {
+    f"new_{name}": None
+    for name in (
+        *("retention", "max_in_flight", "max_in_flight_per_key", "max_lease", "max_releases"),
+        *("rate_limit", "rate_period"),
+    )
+}
+
+
+@cache
+def _insert(dialect: str) -> Any:
+    """A new row, or none if another transaction has created the queue meanwhile: an error would end the
+    whole transaction, which may be the application's own.
+    """
+    new = import_module(f"sqlalchemy.dialects.{dialect}").insert(queues)
+    return new.values(**_NEW).on_conflict_do_nothing().returning(queues.c.id)
+
+
 _NAMED = queues.c.queue_name == bindparam("queue")
 _GET = select(*COLUMNS).where(_NAMED)
 _LOCK = select(queues.c.id).where(_NAMED).with_for_update()
@@ -56,12 +103,17 @@ def create(
     now: datetime | None,
     **settings: Any,
 ) -> Queue:
-    """A new queue, or with `if_not_exists` the one that is there, unchanged."""
-    values = {"new_name": name} | {f"new_{key}": value for key, value in settings.items()}
+    """A new queue, or with `if_not_exists` the one that is there, unchanged. `lease` and `max_read_ct`
+    are required; a limit that is not given is none.
+    """
+    given = {f"new_{key}": value for key, value in settings.items()}
+    values = {"new_name": name} | _NO_LIMITS | given
     found = connection.execute(_GET, {"queue": name}).first()
+    is_new = False
     if found is None:
-        connection.execute(_INSERT, values | at(now=(now, 0.0)))
-    elif not if_not_exists:
+        new = _insert(connection.dialect.name)
+        is_new = connection.execute(new, values | at(now=(now, 0.0))).first() is not None
+    if not is_new and not if_not_exists:
         raise QueueExists(name)
     return get(connection, name)
 
@@ -79,97 +131,120 @@ def find(connection: Connection) -> list[Queue]:
     return [_queue(row) for row in connection.execute(_LIST)]
 
 
-def configure(connection: Connection, name: str, *, now: datetime | None, **settings: Any) -> Queue:
+def configure(connection: Connection, name: str, **settings: Any) -> Queue:
     """Change settings; they count from the next operation on."""
     if settings:
         connection.execute(update(queues).where(queues.c.queue_name == name).values(settings))
     queue = get(connection, name)
-    if settings.keys() & LIMITS:
-        limits.change(connection, queue.id, now=now)
+    if queue.max_lease is not None and queue.lease > queue.max_lease:
+        raise LeaseTooLong(name, queue.lease, queue.max_lease)
     return queue
 
 
-_NO_FSYNC = func.set_config("synchronous_commit", "off", True)
-"""For this transaction: who waits matters for seconds, so it need not survive a crash of the server.
-Waiting for the disk would make waking up slower by as much as an enqueue costs."""
-_EXPECT = update(queues).where(_NAMED).values(waiting_until=moment("until")).returning(_NO_FSYNC)
-TELL_WHO_WAITS = (
-    update(queues)
-    .where(_NAMED, queues.c.waiting_until > moment("now"))
-    .values(waiting_until=None)
-    .returning(func.pg_notify(bindparam("channel", type_=Text()), queues.c.queue_name), _NO_FSYNC)
-)
-"""PostgreSQL's NOTIFY, if anybody waits, and then once for all of them: under load nobody waits, and
-so nothing is sent."""
+class Purged(NamedTuple):
+    """How many messages were deleted, which were locked by others, and the last that was looked at;
+    None if there was none to look at.
+    """
+
+    deleted: int
+    locked: list[int]
+    last: int | None
 
 
-def expect(connection: Connection, name: str, *, seconds: float, now: datetime | None) -> None:
-    """Somebody waits for a message: who enqueues in the next seconds should say so."""
-    connection.execute(_EXPECT, {"queue": name} | at(until=(now, seconds))).close()
-
-
-def tell(connection: Connection, name: str, *, channel: str, now: datetime | None) -> None:
-    """There is something for who waits for this queue."""
-    bound = {"queue": name, "channel": channel} | at(now=(now, 0.0))
-    connection.execute(TELL_WHO_WAITS, bound).close()
-
-
-def tell_at_commit(connection: Connection, name: str, *, channel: str) -> None:
-    """The same from a transaction that may commit much later: who will wait then is not known yet."""
-    connection.execute(select(func.pg_notify(channel, name))).close()
-
-
-_EXPECT_RESULTS = update(queues).where(_NAMED).values(results_wanted_until=moment("until"))
-_TELL_OF_RESULTS = (
-    update(queues)
-    .where(_NAMED, queues.c.results_wanted_until > moment("now"))
-    .values(results_wanted_until=None)
-    .returning(
-        func.pg_notify(bindparam("channel", type_=Text()), bindparam("results", type_=Text()))
+_GIVEN = is_one_of(messages.c.id, "ids")
+_LAST = select(func.max(messages.c.id)).where(messages.c.queue_id == bindparam("queue_id"))
+_SOME = (
+    select(messages.c.id)
+    .where(
+        messages.c.queue_id == bindparam("queue_id"),
+        messages.c.id > bindparam("after"),
+        messages.c.id <= bindparam("through"),
     )
+    .order_by(messages.c.id)
+    .limit(bindparam("at_most"))
 )
-"""As above, for those who wait for what becomes of a message."""
+_LOCK_THEM = select(messages.c.id).where(_GIVEN).with_for_update(skip_locked=True)
+_DELETE_THEM = delete(messages).where(_GIVEN)
 
 
-def expect_results(
-    connection: Connection, name: str, *, seconds: float, now: datetime | None
-) -> None:
-    """Somebody waits for results: who ends messages in the next seconds should say so."""
-    connection.execute(_EXPECT_RESULTS, {"queue": name} | at(until=(now, seconds)))
+def last_message(connection: Connection, name: str) -> int:
+    """The id of the last message of a queue; 0 if it is empty."""
+    return connection.execute(_LAST, {"queue_id": get(connection, name).id}).scalar() or 0
 
 
-def tell_of_results(
-    connection: Connection, name: str, *, channel: str, payload: str, now: datetime | None
-) -> None:
-    """There are results for who waits for those of this queue."""
-    bound = {"queue": name, "channel": channel, "results": payload} | at(now=(now, 0.0))
-    connection.execute(_TELL_OF_RESULTS, bound).close()
+def purge(
+    connection: Connection, name: str, *, after: int, through: int, limit: int, now: datetime | None
+) -> Purged:
+    """Delete up to `limit` messages with ids between these, held or not; whoever held one loses it.
 
-
-def purge(connection: Connection, name: str, *, limit: int, now: datetime | None) -> int:
-    """Delete up to `limit` messages, held or not; whoever held one loses it. Returns how many."""
-    queue = get(connection, name)
-    some = select(messages.c.id).where(messages.c.queue_id == queue.id).limit(limit)
-    ids = connection.execute(some).scalars().all()
+    Messages that other transactions have locked are passed over: who waited for them here could keep
+    those waiting that it waits for.
+    """
+    some = {"queue_id": get(connection, name).id, "after": after, "through": through}
+    ids = connection.execute(_SOME, some | {"at_most": limit}).scalars().all()
     with groups.ending(connection, ids, now=now):
-        purged = connection.execute(delete(messages).where(messages.c.id.in_(ids))).rowcount
-    workflows.end_lost(connection, ids, error="its message was purged from the queue", now=now)
-    return purged
+        free = connection.execute(_LOCK_THEM, {"ids": ids}).scalars().all()
+        connection.execute(_DELETE_THEM, {"ids": free})
+        workflows.end_lost(connection, free, error="its message was purged from the queue", now=now)
+    locked = sorted(set(ids).difference(free))
+    return Purged(len(free), locked, ids[-1] if ids else None)
 
 
-def remove(connection: Connection, name: str, *, force: bool) -> None:
-    """Delete an empty queue and its archive; by force also its messages.
+_WAIT_FOR = select(messages.c.id).where(messages.c.id == bindparam("id")).with_for_update(read=True)
 
-    The queue's row is locked first. Enqueueing locks it too, so no message can slip in behind the
-    count.
+
+def wait_for(connection: Connection, message_id: int) -> None:
+    """Return when no other transaction has this message locked. This one locks nothing else."""
+    connection.execute(_WAIT_FOR, {"id": message_id}).close()
+
+
+def _wait_shortly(connection: Connection) -> None:
+    connection.execute(select(func.set_config("lock_timeout", "300ms", True))).close()
+
+
+wait_shortly = per_dialect(postgresql=_wait_shortly, sqlite=lambda _: None)
+"""Let this transaction give up, to be tried again, where it would wait for a lock for longer. That is
+shorter than it takes PostgreSQL to look for a deadlock, and so to end one of those who wait.
+"""
+_SCHEDULES = (
+    select(schedules.c.name)
+    .where(schedules.c.queue_name == bindparam("queue"))
+    .order_by(schedules.c.name)
+)
+_GROUPS = select(group_rows.c.group_key).where(group_rows.c.queue_id == bindparam("queue_id"))
+_LOCK_ALL = (
+    select(messages.c.id)
+    .where(messages.c.queue_id == bindparam("queue_id"))
+    .order_by(messages.c.id)
+    .with_for_update()
+)
+
+
+def remove(connection: Connection, name: str, *, force: bool, now: datetime | None) -> None:
+    """Delete an empty queue and its archive that no schedule uses; by force also its messages, and the
+    runs that wait in it end as failed.
+
+    The queue's row is locked first. Enqueueing and replaying lock it too, so no message can slip in
+    behind the count.
     """
     queue_id = connection.execute(_LOCK, {"queue": name}).scalar()
     if queue_id is None:
         raise QueueNotFound(name)
+    if not force and (using := connection.execute(_SCHEDULES, {"queue": name}).scalars().all()):
+        raise QueueScheduled(name, using)
     remaining = connection.execute(_COUNT, {"queue_id": queue_id}).scalar_one()
     if remaining and not force:
         raise QueueNotEmpty(name, remaining)
-    for table in (messages, archive, workers, group_rows, keys, slots, streams):
+    if remaining:
+        # An application may have locked messages, and then want to enqueue into this queue.
+        wait_shortly(connection)
+        names = connection.execute(_GROUPS, {"queue_id": queue_id}).scalars().all()
+        groups.lock(connection, queue_id, names)
+        ids = connection.execute(_LOCK_ALL, {"queue_id": queue_id}).scalars().all()
+        workflows.end_lost(connection, ids, error="its queue was deleted", now=now)
+    # What claims lock comes first, so that none is in progress: they change slots.
+    own = (limit_rows, messages, archive, workers, group_rows, keys, slots, waiting, streams)
+    for table in own:
         connection.execute(delete(table).where(table.c.queue_id == queue_id))
     connection.execute(delete(queues).where(queues.c.id == queue_id))
 

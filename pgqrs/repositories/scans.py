@@ -158,6 +158,10 @@ OPERATORS: dict[str, Callable[[ColumnElement[Any], Any], ColumnElement[bool]]] =
 }
 
 
+MOST_VALUES = 1000
+"""Of one condition: each is a parameter of the statement, and a database takes only so many."""
+
+
 def can_compare(view: str, condition: Condition) -> bool:
     """Whether the database decides this as anybody else would. Not by order of text, which each has
     in its own way, nor by the text of JSON.
@@ -167,6 +171,8 @@ def can_compare(view: str, condition: Condition) -> bool:
         return False
     if condition.operator == "null":
         return True
+    if condition.operator == "in" and len(condition.value) > MOST_VALUES:
+        return False
     is_text = kind in (Kind.TEXT, Kind.QUEUE)
     return kind is not Kind.JSON and (not is_text or condition.operator in ("=", "in"))
 

@@ -28,8 +28,8 @@ from pgqrs.models import messages, queues, workflows
 from pgqrs.repositories.expressions import at, moment, per_dialect
 from pgqrs.repositories.hot import Hot
 from pgqrs.repositories.messages import QUEUE, SHARED, shared
-from pgqrs.sqltypes import BigId, Json
-from pgqrs.types import Message, RunStatus
+from pgqrs.sqltypes import BigId, Json, JsonText
+from pgqrs.types import Message, ParentClose, RunStatus
 
 
 class ActiveRun(NamedTuple):
@@ -43,7 +43,13 @@ class ActiveRun(NamedTuple):
     deadline_at: datetime | None
     nudge_ct: int
     forked_from: int | None
+    waiter_ct: int
     now: datetime
+
+    @property
+    def is_awaited(self) -> bool:
+        """True if its end concerns other runs, as far as is known: more may come to wait for it."""
+        return self.waiter_ct > 0
 
     @property
     def has_past(self) -> bool:
@@ -69,19 +75,20 @@ class Started(NamedTuple):
     begun: Begun | None = None
 
 
-_VALUES: dict[str, ColumnElement[Any]] = {
+RUN_VALUES: dict[str, ColumnElement[Any]] = {
     "name": bindparam("new_name", type_=Text()),
     "key": bindparam("new_key", type_=Text()),
     "parent_id": bindparam("new_parent", type_=BigId),
     "version": bindparam("new_version", type_=Text()),
     "status": bindparam("new_status", type_=workflows.c.status.type),
-    "input": cast(bindparam("new_input", type_=Text()), Json()),
+    "input": cast(bindparam("new_input", type_=Text()), JsonText()),
     "created_at": moment("now"),
     "updated_at": moment("now"),
     "started_at": moment("begun"),
     "deadline_at": moment("deadline"),
     "forked_from": bindparam("new_fork", type_=BigId),
     "nudge_ct": bindparam("zero", 0, type_=workflows.c.nudge_ct.type),
+    "parent_close": bindparam("new_parent_close", type_=Text()),
 }
 _BY_KEY = select(workflows.c.id).where(
     workflows.c.name == bindparam("new_name"), workflows.c.key == bindparam("new_key")
@@ -111,7 +118,7 @@ def _postgres_start() -> Any:
     lease = queue.c.lease * bindparam("leases", type_=Double())
     vt = moment("vt") + lease * literal_column("interval '1 second'")
     message = _new_message(queue, vt).cte("message")
-    values = _VALUES | {"message_id": message.c.id, "queue_id": message.c.queue_id}
+    values = RUN_VALUES | {"message_id": message.c.id, "queue_id": message.c.queue_id}
     return (
         insert(workflows)
         .from_select(list(values), select(*values.values()).select_from(message))
@@ -127,12 +134,12 @@ def _postgres_start() -> Any:
 
 
 _POSTGRES_START = Hot(_postgres_start())
-_LEASE = select(queues.c.lease).where(queues.c.queue_name == bindparam("queue"))
+_LEASE = Hot(select(queues.c.lease).where(queues.c.queue_name == bindparam("queue")))
 _MESSAGE = Hot(_new_message(QUEUE.cte("queue"), moment("vt")))
 _RUN = Hot(
     insert(workflows)
     .values(
-        **_VALUES,
+        **RUN_VALUES,
         message_id=bindparam("new_message", type_=BigId),
         queue_id=bindparam("new_queue", type_=BigId),
     )
@@ -160,7 +167,10 @@ def _start_sqlite(
     connection: Connection, bound: dict[str, Any], now: datetime | None
 ) -> _Rows | None:
     if bound["leases"]:
-        bound |= at(vt=(now, connection.execute(_LEASE, bound).scalar()))
+        found = _LEASE.rows(connection, {"queue": bound["queue"]})
+        if not found:
+            return None
+        bound |= at(vt=(now, found[0][0]))
     found = _MESSAGE.rows(connection, bound)
     if not found:
         return None
@@ -181,6 +191,7 @@ def start(
     input: str,
     key: str | None = None,
     parent_id: int | None = None,
+    parent_close: ParentClose | None = None,
     version: str | None = None,
     timeout: float | None = None,
     deadline: datetime | None = None,
@@ -200,6 +211,7 @@ def start(
         "new_name": name,
         "new_key": key,
         "new_parent": parent_id,
+        "new_parent_close": None if parent_id is None else parent_close,
         "new_version": version,
         "new_input": input,
         "new_fork": forked_from,
@@ -271,6 +283,7 @@ def _begun(rows: _Rows, values: dict[str, Any], holder: int) -> Begun:
         deadline_at=rows.deadline_at,
         nudge_ct=0,
         forked_from=values["new_fork"],
+        waiter_ct=0,
         now=rows.now,
     )
     return Begun(message, run)

@@ -1,5 +1,6 @@
 """Counting, read-only. These look at every message of a queue: meant for people and dashboards, not
-for loops.
+for loops. A message that is past its expiry and that nobody holds is not counted: it will never be
+handed out, and the next dequeue takes it to the archive.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from pgqrs.repositories.groups import UNBLOCKED
 from pgqrs.sqltypes import BigId
 from pgqrs.types import ArchiveReason, QueueStats
 
-_due = or_(messages.c.ready, and_(messages.c.vt <= moment("now"), messages.c.blocked == UNBLOCKED))
+_returned = and_(messages.c.vt <= moment("now"), messages.c.blocked == UNBLOCKED)
+_expires_later = or_(messages.c.expires_at.is_(None), messages.c.expires_at > moment("now"))
+_due = and_(or_(messages.c.ready, _returned), _expires_later)
+_waits = and_(~messages.c.ready, ~_returned)
 _blocked = messages.c.blocked != UNBLOCKED
 _held = messages.c.consumer_worker_id.is_not(None)
 
@@ -30,9 +34,9 @@ _LIVE = (
         queues.c.queue_name,
         queues.c.paused,
         _count(and_(messages.c.id.is_not(None), _due)),
-        _count(and_(~_due, ~_blocked, ~_held)),
-        _count(and_(~_due, ~_blocked, _held)),
-        _count(_blocked),
+        _count(and_(_waits, ~_blocked, ~_held, _expires_later)),
+        _count(and_(_waits, ~_blocked, _held)),
+        _count(and_(_blocked, _expires_later)),
         func.min(case((_due, messages.c.enqueued_at)), type_=messages.c.enqueued_at.type),
         moment("now"),
     )
@@ -81,7 +85,7 @@ _UNFINISHED = (
     .where(
         queues.c.queue_name == bindparam("queue"),
         messages.c.id <= bindparam("through", type_=BigId),
-        or_(_due, _blocked, and_(_held, messages.c.vt <= moment("soon"))),
+        or_(_due, and_(_blocked, _expires_later), and_(_held, messages.c.vt <= moment("soon"))),
     )
 )
 

@@ -216,9 +216,11 @@ def _acknowledge(
     connection: Connection, stream_id: int, *, through: int, now: datetime | None
 ) -> int:
     total = 0
-    for batch in _batches(connection, stream_id, after=-1, through=through):
-        for holds in _pieces(batch.holds):
-            with groups.ending(connection, list(holds.tokens), now=now):
+    batches = list(_batches(connection, stream_id, after=-1, through=through))
+    ended = [id for batch in batches for id in batch.holds.tokens]
+    with groups.ending(connection, ended, now=now):
+        for batch in batches:
+            for holds in _pieces(batch.holds):
                 total += len(archive.ack(connection, holds, now=now))
     connection.execute(_FORGET, {"stream_id": stream_id, "through": through})
     return total
@@ -308,8 +310,12 @@ def _claim_some(
     found = dequeue.claim(connection, queue, **options)
     if found.limited:
         found = limits.claim(connection, queue, **options)
+        if found.queue_exists and not found.limited:
+            found = dequeue.claim(connection, queue, **options)
     if not found.queue_exists:
         raise QueueNotFound(queue)
+    if found.spoiled:
+        dequeue.set_aside(connection, found.spoiled, now=now)
     if found.worker_status is None:
         raise WorkerNotFound(worker)
     if found.worker_status is WorkerStatus.STOPPED:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
-from pgqrs.models import queues, workers
-from pgqrs.repositories.expressions import at, moment
+from pgqrs.errors import InvalidArgument, WorkerNotFound
+from pgqrs.models import queues, streams, workers
+from pgqrs.repositories import archive, groups, messages
+from pgqrs.repositories import queues as queues_of
+from pgqrs.repositories.expressions import Holds, at, moment
 from pgqrs.types import WorkerInfo, WorkerStatus
 
 _REGISTER = (
@@ -81,6 +84,40 @@ def remove(connection: Connection, id: int) -> None:
 def find(connection: Connection, *, now: datetime | None) -> list[WorkerInfo]:
     """All workers, the oldest first."""
     return [_worker(row) for row in connection.execute(_LIST, at(now=(now, 0.0)))]
+
+
+_EXISTS = select(workers.c.id).where(_THIS)
+_STREAM = select(streams.c.name).where(streams.c.worker_id == bindparam("worker"))
+
+
+class Released(NamedTuple):
+    """How many messages were given back, the last of them, and the queues they are in."""
+
+    messages: int
+    last: int | None
+    queues: set[str]
+
+
+def release(
+    connection: Connection, id: int, *, after: int, limit: int, now: datetime | None
+) -> Released:
+    """Give back up to `limit` messages with a greater id that a worker holds, untried."""
+    stream = connection.execute(_STREAM, {"worker": id}).scalar()
+    if stream is not None:
+        raise InvalidArgument(
+            "id", f"worker {id} is that of stream {stream!r}; give back with release_stream()"
+        )
+    held = messages.held_by_worker(connection, id, after=after, limit=limit, now=now)
+    if not held:
+        if not after and connection.execute(_EXISTS, {"worker": id}).first() is None:
+            raise WorkerNotFound(id)
+        return Released(0, None, set())
+    holds = Holds(id, {message.id: message.read_ct for message in held})
+    # An application may have locked one of them, and then want one of their groups.
+    queues_of.wait_shortly(connection)
+    with groups.ending(connection, list(holds.tokens), now=now):
+        released = archive.release(connection, holds, delay=0.0, eta=None, now=now)
+    return Released(len(released), held[-1].id, {message.queue for message in held})
 
 
 def _worker(row: Sequence[Any]) -> WorkerInfo:

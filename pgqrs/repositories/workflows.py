@@ -6,19 +6,21 @@ somebody has news for it. News (a signal, a child that ended) raise `nudge_ct` a
 ready in one transaction. A run that is about to wait compares `nudge_ct` with what it saw when it
 began, so no news can slip in between.
 
-A run that ended stays as it ended; every change names the states it may start from.
+A run that ended stays as it ended; every change names the states it may start from. Whoever waits for
+its end is told in the same transaction (`repositories.waits`, also on the order of locks).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
     Connection,
     Text,
+    and_,
     bindparam,
     case,
     cast,
@@ -35,16 +37,24 @@ from sqlalchemy import (
 from sqlalchemy.sql.expression import ColumnElement
 
 from pgqrs.errors import LeaseLost, RunNotFound
-from pgqrs.models import messages, queues, workflow_events, workflow_steps, workflows
+from pgqrs.models import (
+    messages,
+    queues,
+    waiting,
+    workflow_events,
+    workflow_steps,
+    workflow_waits,
+    workflows,
+)
 from pgqrs.payloads import Batch
 from pgqrs.repositories import messages as message_rows
-from pgqrs.repositories import steps
-from pgqrs.repositories.expressions import Holds, at, moment, per_dialect
+from pgqrs.repositories import steps, waits
+from pgqrs.repositories.expressions import Holds, at, is_one_of, moment, per_dialect
 from pgqrs.repositories.hot import Hot
 from pgqrs.repositories.messages import FENCE_ONE, held_one
 from pgqrs.repositories.starting import ActiveRun, Started, payload, start
 from pgqrs.sqltypes import BigId, Flag, Json
-from pgqrs.types import Message, RunInfo, RunStatus
+from pgqrs.types import ENDED, Message, RunInfo, RunStatus, StepStatus
 
 FAR = datetime(9999, 1, 1, tzinfo=UTC)
 """The `vt` of a run that waits for news alone."""
@@ -90,14 +100,14 @@ _HOLDS = exists().where(*FENCE_ONE)
 
 
 class Ended(NamedTuple):
-    """How a run ended, who waits for that, and whose message became ready by it."""
+    """How a run ended, whether somebody waits for that, and the queues that have runs ready by it."""
 
     id: int
     status: RunStatus
     output: Any
     error: str | None
     is_wanted: bool = False
-    ring: str | None = None
+    ring: frozenset[str] = frozenset()
 
 
 # What the holder of a run's message does
@@ -120,6 +130,7 @@ _ACTIVATE = Hot(
         workflows.c.deadline_at,
         workflows.c.nudge_ct,
         workflows.c.forked_from,
+        workflows.c.waiter_ct,
         moment("now"),
     )
 )
@@ -191,6 +202,39 @@ def suspend(
     return RunStatus(status)
 
 
+_PARK = (
+    update(workflows)
+    .where(workflows.c.message_id == bindparam("held_id", type_=BigId), _HOLDS, _IS_LIVE)
+    .values(
+        status=case(
+            (workflows.c.status == RunStatus.CANCELLING, RunStatus.CANCELLING),
+            else_=RunStatus.PAUSED,
+        ),
+        error=bindparam("new_error", type_=Text()),
+        wake_at=null(),
+        updated_at=moment("now"),
+    )
+    .returning(workflows.c.status)
+)
+
+
+def park(connection: Connection, hold: Holds, *, error: str, now: datetime | None) -> RunStatus:
+    """Pause a run that cannot go on with this code, and say why. Nothing of it is lost: it goes on
+    when it is resumed.
+
+    A run that is being cancelled does not wait; its holder keeps the message, to end it.
+    """
+    bound = held_one(hold) | {"new_error": error} | at(now=(now, 0.0))
+    status = connection.execute(_PARK, bound).scalar()
+    if status is None:
+        raise LeaseLost(list(hold.tokens))
+    if status is RunStatus.PAUSED:
+        back = {"now_ready": False} | at(back=(FAR, 0.0))
+        if connection.execute(_GIVE_BACK, bound | back).first() is None:
+            raise LeaseLost(list(hold.tokens))
+    return RunStatus(status)
+
+
 _END_VALUES: dict[str, Any] = {
     "status": case(
         (workflows.c.status == RunStatus.CANCELLING, RunStatus.CANCELLED),
@@ -199,6 +243,7 @@ _END_VALUES: dict[str, Any] = {
     "output": cast(bindparam("new_output", type_=Text()), Json()),
     "error": bindparam("new_error", type_=Text()),
     "failed_step": bindparam("new_failed_step", type_=Text()),
+    "failed_by": cast(bindparam("new_failed_by", type_=Text()), Json()),
     "updated_at": moment("now"),
     "ended_at": moment("now"),
     "wake_at": null(),
@@ -206,21 +251,43 @@ _END_VALUES: dict[str, Any] = {
 _ENDED = (
     workflows.c.id,
     workflows.c.status,
-    workflows.c.parent_id,
-    select(func.coalesce(queues.c.results_wanted_until > moment("now"), false()))
-    .where(queues.c.id == workflows.c.queue_id)
+    workflows.c.waiter_ct,
+    select(func.coalesce(waiting.c.results_wanted_until > moment("now"), false()))
+    .where(waiting.c.queue_id == workflows.c.queue_id)
     .scalar_subquery(),
 )
-_gone = delete(messages).where(*FENCE_ONE).returning(messages.c.id).cte("gone")
-_POSTGRES_END = Hot(
-    update(workflows)
-    .where(workflows.c.message_id == _gone.c.id, _IS_LIVE)
-    .values(_END_VALUES)
-    .returning(*_ENDED)
+_child = workflows.alias("child")
+_IS_OPEN = and_(*(_child.c.status != state for state in sorted(ENDED)))
+_MAY_END = (
+    _IS_LIVE,
+    (workflows.c.status == RunStatus.CANCELLING) == bindparam("is_cancelled", type_=Flag()),
+    workflows.c.waiter_ct <= bindparam("most_waiters", type_=workflows.c.waiter_ct.type),
+    or_(
+        bindparam("children_told", type_=Flag()),
+        ~exists().where(
+            _child.c.parent_id == workflows.c.id, _child.c.parent_close == "cancel", _IS_OPEN
+        ),
+    ),
 )
+"""What `end` was told to expect. If it is otherwise, the run does not end yet."""
+MANY = 2**31 - 1
+_locked = select(messages.c.id).where(*FENCE_ONE).with_for_update().cte("locked")
+_postgres_ended = (
+    update(workflows)
+    .where(workflows.c.message_id == _locked.c.id, *_MAY_END)
+    .values(_END_VALUES)
+    .returning(
+        *_ENDED[:3], _ENDED[3].label("is_wanted"), workflows.c.message_id.label("ended_message")
+    )
+    .cte("ended")
+)
+_gone = delete(messages).where(
+    messages.c.id == select(_postgres_ended.c.ended_message).scalar_subquery()
+)
+_POSTGRES_END = Hot(select(*list(_postgres_ended.c)[:4]).add_cte(_gone.cte("gone")))
 _SQLITE_END = Hot(
     update(workflows)
-    .where(workflows.c.message_id == bindparam("held_id", type_=BigId), _HOLDS, _IS_LIVE)
+    .where(workflows.c.message_id == bindparam("held_id", type_=BigId), _HOLDS, *_MAY_END)
     .values(_END_VALUES)
     .returning(*_ENDED)
 )
@@ -229,41 +296,66 @@ _REMOVE = Hot(delete(messages).where(*FENCE_ONE).returning(messages.c.id))
 
 def _end_sqlite(connection: Connection, bound: dict[str, Any]) -> list[Any]:
     ended = _SQLITE_END.rows(connection, bound)
-    _REMOVE.rows(connection, bound)
+    if ended:
+        _REMOVE.rows(connection, bound)
     return ended
 
 
 _end = per_dialect(postgresql=_POSTGRES_END.rows, sqlite=_end_sqlite)
 
 
+class Ending(NamedTuple):
+    """How a run is to end. `output` and `failed_by` are JSON texts."""
+
+    status: RunStatus
+    output: str | None = None
+    error: str | None = None
+    failed_step: str | None = None
+    failed_by: str | None = None
+
+
 def end(
     connection: Connection,
     hold: Holds,
+    ending: Ending,
     *,
-    status: RunStatus,
-    output: str | None = None,
-    error: str | None = None,
-    failed_step: str | None = None,
-    has_parent: bool,
+    tells_waiters: bool,
+    is_cancelled: bool = False,
+    children_told: bool = False,
     now: datetime | None,
-) -> Ended:
-    """End a run and take its message away. One that is being cancelled ends as cancelled.
+) -> Ended | None:
+    """End a run and take its message away. Returns None, and changes nothing, if somebody else holds
+    the message, or if the run is not as expected:
 
-    Its parent may wait for this: it gets the news in the same transaction.
+    - it has waiters, and this does not tell them. Without that it is one statement;
+    - it is being cancelled, which is not expected here, or the other way round;
+    - it has children that are to be cancelled with it, and those were not told.
     """
     bound = held_one(hold) | {
-        "new_status": status,
-        "new_output": output,
-        "new_error": error,
-        "new_failed_step": failed_step,
+        "new_status": ending.status,
+        "new_output": ending.output,
+        "new_error": ending.error,
+        "new_failed_step": ending.failed_step,
+        "new_failed_by": ending.failed_by,
+        "most_waiters": MANY if tells_waiters else 0,
+        "is_cancelled": is_cancelled,
+        "children_told": children_told,
     }
     found = _end(connection, bound | at(now=(now, 0.0)))
     if not found:
-        raise LeaseLost(list(hold.tokens))
-    id, became, parent_id, is_wanted = found[0]
-    ring = nudge(connection, parent_id, now=now) if has_parent else None
-    result = None if output is None else json.loads(output)
-    return Ended(id, became, result, error, bool(is_wanted), ring)
+        return None
+    id, became, waiter_ct, is_wanted = found[0]
+    ring = tell_waiters(connection, [id], now=now) if waiter_ct else frozenset[str]()
+    result = None if ending.output is None else json.loads(ending.output)
+    return Ended(id, became, result, ending.error, bool(is_wanted), ring)
+
+
+def tell_waiters(
+    connection: Connection, ended: Sequence[int], *, now: datetime | None
+) -> frozenset[str]:
+    """Wake the runs that wait for these, which have ended. Returns the queues that have them ready."""
+    woken = [nudge(connection, id, now=now) for id in waits.waiters(connection, ended)]
+    return frozenset(queue for queue in woken if queue is not None)
 
 
 def drop_message(connection: Connection, hold: Holds) -> None:
@@ -273,7 +365,7 @@ def drop_message(connection: Connection, hold: Holds) -> None:
 
 _END_LOST = (
     update(workflows)
-    .where(workflows.c.message_id.in_(bindparam("ids", expanding=True)), _IS_LIVE)
+    .where(is_one_of(workflows.c.message_id, "ids"), _IS_LIVE)
     .values(_END_VALUES)
     .returning(*_ENDED)
 )
@@ -291,10 +383,50 @@ def end_lost(
         "new_output": None,
         "new_error": error,
         "new_failed_step": None,
+        "new_failed_by": None,
     } | at(now=(now, 0.0))
-    for _, _, parent_id, _ in connection.execute(_END_LOST, bound).all():
-        if parent_id is not None:
-            nudge(connection, parent_id, now=now)
+    ended = connection.execute(_END_LOST, bound).all()
+    awaited = sorted(row.id for row in ended if row.waiter_ct)
+    if awaited:
+        tell_waiters(connection, awaited, now=now)
+    closing = children_of(connection, [row.id for row in ended], closing=True) if ended else []
+    if closing:
+        tell_to_cancel(connection, closing, now=now)
+
+
+_finished = (
+    select(func.count())
+    .where(
+        workflow_steps.c.workflow_id == workflows.c.id,
+        or_(
+            workflow_steps.c.status == StepStatus.COMPLETED,
+            workflow_steps.c.status == StepStatus.FAILED,
+        ),
+    )
+    .correlate(workflows)
+    .scalar_subquery()
+)
+_MARK_PROGRESS = (
+    update(workflows)
+    .where(is_one_of(workflows.c.message_id, "ids"), _IS_LIVE, workflows.c.progress_ct < _finished)
+    .values(progress_ct=_finished)
+    .returning(workflows.c.message_id)
+)
+_FORGIVE = (
+    update(messages)
+    .where(is_one_of(messages.c.id, "ids"))
+    .values(released_ct=messages.c.read_ct - bindparam("spared", type_=messages.c.read_ct.type))
+)
+
+
+def forgive(connection: Connection, message_ids: Sequence[int], *, spared: int = 0) -> set[int]:
+    """Start the count of attempts anew for runs that have finished steps since that was done last.
+    Returns the ids of their messages, which are locked or held. `spared` attempts still count.
+    """
+    found = connection.execute(_MARK_PROGRESS, {"ids": list(message_ids)}).scalars().all()
+    if found:
+        connection.execute(_FORGIVE, {"ids": found, "spared": spared})
+    return {id for id in found if id is not None}
 
 
 # What others tell a run
@@ -335,49 +467,90 @@ def _make_ready(
     return connection.execute(_MAKE_READY, bound).scalar()
 
 
+_LOCK_RUNS = (
+    select(workflows.c.id, workflows.c.message_id)
+    .where(is_one_of(workflows.c.id, "runs"))
+    .order_by(workflows.c.id)
+    .with_for_update()
+)
 _CANCEL = (
     update(workflows)
-    .where(workflows.c.id == _run, _IS_LIVE)
+    .where(is_one_of(workflows.c.id, "runs"))
     .values(status=RunStatus.CANCELLING, updated_at=moment("now"))
-    .returning(workflows.c.message_id)
+)
+_OFFER = (
+    update(messages)
+    .where(
+        is_one_of(messages.c.id, "ids"),
+        messages.c.consumer_worker_id.is_(None),
+        ~messages.c.ready,
+        messages.c.blocked == 0,
+    )
+    .values(ready=true(), vt=moment("now"))
 )
 _CANCELLED = (
     update(workflows)
-    .where(workflows.c.id == _run, workflows.c.status == RunStatus.CANCELLING)
+    .where(is_one_of(workflows.c.id, "runs"))
     .values(
         status=RunStatus.CANCELLED, updated_at=moment("now"), ended_at=moment("now"), wake_at=null()
     )
-    .returning(workflows.c.parent_id)
 )
-_TAKE_UNHELD = delete(messages).where(*_UNHELD).returning(messages.c.id)
-_IS_THERE = select(messages.c.id).where(messages.c.id == bindparam("message", type_=BigId))
-_CHILDREN = select(workflows.c.id).where(workflows.c.parent_id == _run, _IS_LIVE)
+_TAKE_UNHELD = delete(messages).where(
+    is_one_of(messages.c.id, "ids"), messages.c.consumer_worker_id.is_(None)
+)
+_THERE = select(messages.c.id).where(is_one_of(messages.c.id, "ids"))
+_CHILDREN = (
+    select(workflows.c.id)
+    .where(is_one_of(workflows.c.parent_id, "runs"), _IS_LIVE)
+    .order_by(workflows.c.id)
+)
 
 
-def cancel(connection: Connection, run_id: int, *, now: datetime | None) -> set[str]:
-    """Cancel a run and its children: at once what nobody holds, the rest at its next boundary.
-
-    Returns the queues that have something ready now.
+def children_of(
+    connection: Connection, run_ids: Sequence[int], *, closing: bool = False
+) -> list[int]:
+    """The live children that are cancelled together with these runs; those that are `closing` are so
+    however the runs end.
     """
-    bound = {"run": run_id} | at(now=(now, 0.0))
-    row = connection.execute(_CANCEL, bound).first()
-    ring: set[str] = set()
-    if row is not None:
-        if not _is_held(connection, row.message_id):
-            parent_id = connection.execute(_CANCELLED, bound).scalar()
-            woken = None if parent_id is None else nudge(connection, parent_id, now=now)
-            ring |= {woken} if woken else set()
-        for child in connection.execute(_CHILDREN, bound).scalars().all():
-            ring |= cancel(connection, child, now=now)
-    return ring
+    close = workflows.c.parent_close
+    wanted = close == "cancel" if closing else or_(close.is_(None), close != "leave")
+    return list(connection.execute(_CHILDREN.where(wanted), {"runs": list(run_ids)}).scalars())
 
 
-def _is_held(connection: Connection, message_id: int | None) -> bool:
-    """Whether somebody runs the run of this message. If not, the message is gone now."""
-    bound = {"message": message_id}
-    if message_id is None or connection.execute(_TAKE_UNHELD, bound).first() is not None:
-        return False
-    return connection.execute(_IS_THERE, bound).first() is not None
+def tell_to_cancel(
+    connection: Connection, run_ids: Sequence[int], *, now: datetime | None
+) -> list[int]:
+    """Let live runs be cancelled: by whoever runs them, at its next boundary. Returns their ids.
+
+    What nobody runs is ended by `end_cancelled`. Should that never come, since the process died, any
+    worker finds the message ready and does it.
+    """
+    bound = {"runs": list(run_ids)} | at(now=(now, 0.0))
+    locked = connection.execute(_LOCK_RUNS.where(_IS_LIVE), bound).all()
+    if locked:
+        bound |= {"runs": [row.id for row in locked], "ids": [row.message_id for row in locked]}
+        connection.execute(_CANCEL, bound)
+        connection.execute(_OFFER, bound)
+    return [row.id for row in locked]
+
+
+def end_cancelled(
+    connection: Connection, run_ids: Sequence[int], *, now: datetime | None
+) -> frozenset[str]:
+    """End those of these that are being cancelled and that nobody runs, and take their messages away.
+    Their children were told. Returns the queues that have runs ready by it.
+    """
+    bound = {"runs": list(run_ids)} | at(now=(now, 0.0))
+    told = workflows.c.status == RunStatus.CANCELLING
+    locked = connection.execute(_LOCK_RUNS.where(told), bound).all()
+    of_messages = {"ids": [row.message_id for row in locked if row.message_id is not None]}
+    connection.execute(_TAKE_UNHELD, of_messages)
+    held = set(connection.execute(_THERE, of_messages).scalars())
+    ended = [row.id for row in locked if row.message_id not in held]
+    if not ended:
+        return frozenset()
+    connection.execute(_CANCELLED, bound | {"runs": ended})
+    return tell_waiters(connection, ended, now=now)
 
 
 _PAUSE = (
@@ -394,6 +567,7 @@ _RESUME = (
         status=case(
             (workflows.c.started_at.is_(None), RunStatus.PENDING), else_=RunStatus.SUSPENDED
         ),
+        error=null(),
         updated_at=moment("now"),
         nudge_ct=workflows.c.nudge_ct + 1,
     )
@@ -417,6 +591,34 @@ def resume(connection: Connection, run_id: int, *, now: datetime | None) -> tupl
     return True, _make_ready(connection, row.message_id, now=now)
 
 
+def find_paused(
+    connection: Connection,
+    *,
+    name: str | None,
+    version: str | None,
+    parked: bool | None,
+    error: str | None,
+    after: int,
+    limit: int,
+) -> list[int]:
+    """Ids of paused runs that match all of this, a page after an id. A run is `parked` if it was
+    paused because its code could not go on, which its error says.
+    """
+    statement = select(workflows.c.id).where(
+        workflows.c.status == RunStatus.PAUSED, workflows.c.id > after
+    )
+    if name is not None:
+        statement = statement.where(workflows.c.name == name)
+    if version is not None:
+        statement = statement.where(workflows.c.version == version)
+    if parked is not None:
+        has_error = workflows.c.error.is_not(None)
+        statement = statement.where(has_error if parked else ~has_error)
+    if error is not None:
+        statement = statement.where(workflows.c.error.contains(error, autoescape=True))
+    return list(connection.execute(statement.order_by(workflows.c.id).limit(limit)).scalars())
+
+
 _REVIVE = (
     update(workflows)
     .where(workflows.c.id == _run, workflows.c.status == RunStatus.FAILED)
@@ -424,9 +626,11 @@ _REVIVE = (
         status=RunStatus.PENDING,
         error=null(),
         failed_step=null(),
+        failed_by=null(),
         output=null(),
         ended_at=null(),
-        deadline_at=null(),
+        deadline_at=moment("deadline"),
+        time_limit=bindparam("new_limit", type_=workflows.c.time_limit.type),
         updated_at=moment("now"),
         message_id=bindparam("new_message", type_=BigId),
         nudge_ct=workflows.c.nudge_ct + 1,
@@ -452,19 +656,42 @@ def _enqueue(connection: Connection, queue: str, name: str, *, now: datetime | N
     return enqueued.ids[0]
 
 
+_RETRIED = (
+    select(
+        workflows.c.failed_by,
+        workflows.c.deadline_at,
+        workflows.c.time_limit,
+        workflows.c.created_at,
+        moment("now").label("now"),
+    )
+    .where(workflows.c.id == _run)
+    .with_for_update()
+)
+
+
 def retry(connection: Connection, run_id: int, *, now: datetime | None) -> str | None:
-    """Let a failed run go on from the step that failed; returns its queue, or None if it has not
-    failed, or was driven by hand.
+    """Let a failed run go on, and make the calls again that failed it; returns its queue, or None if it
+    has not failed, or was driven by hand.
+
+    A deadline that has passed gives the run once more the time that it had at first.
     """
+    bound = {"run": run_id} | at(now=(now, 0.0))
+    row = connection.execute(_RETRIED, bound).first()
     run = get(connection, run_id)
-    if run.status is not RunStatus.FAILED or run.queue is None:
+    if row is None or run.status is not RunStatus.FAILED or run.queue is None:
         return None
-    message_id = _enqueue(connection, run.queue, run.name, now=now)
-    steps.forget_failed(connection, run_id, since=run.failed_step)
-    bound = {"run": run_id, "new_message": message_id} | at(now=(now, 0.0))
-    if connection.execute(_REVIVE, bound).first() is None:  # somebody else was quicker
-        connection.execute(delete(messages).where(messages.c.id == message_id))
-        return None
+    failed = steps.Failures(**row.failed_by) if row.failed_by else steps.Failures()
+    steps.forget(connection, run_id, failed)
+    deadline, limit = row.deadline_at, row.time_limit
+    if deadline is not None and limit is None:
+        limit = (deadline - row.created_at).total_seconds()
+    if deadline is not None and deadline <= row.now:
+        deadline = row.now + timedelta(seconds=limit)
+    bound |= {
+        "new_message": _enqueue(connection, run.queue, run.name, now=now),
+        "new_limit": limit,
+    } | at(deadline=(row.now, None) if deadline is None else (deadline, 0.0))
+    connection.execute(_REVIVE, bound).one()
     return run.queue
 
 
@@ -538,7 +765,7 @@ _MOVE_BY_HAND = (
         ended_at=moment("ended"),
         updated_at=moment("now"),
     )
-    .returning(workflows.c.parent_id)
+    .returning(workflows.c.waiter_ct)
 )
 
 
@@ -552,8 +779,10 @@ def move_by_hand(
     output: str | None = None,
     error: str | None = None,
     now: datetime | None,
-) -> bool:
-    """Let a run that has no message go from one of these states to another; whether it could."""
+) -> frozenset[str] | None:
+    """Let a run that has no message go from one of these states to another. Returns the queues that
+    have runs ready by it, or None if it was in another state.
+    """
     bound = {
         "run": run_id,
         "allowed": list(allowed),
@@ -561,7 +790,12 @@ def move_by_hand(
         "new_output": output,
         "new_error": error,
     } | at(now=(now, 0.0), ended=(now, 0.0 if has_ended else None))
-    return connection.execute(_MOVE_BY_HAND, bound).first() is not None
+    waiter_ct = connection.execute(_MOVE_BY_HAND, bound).scalar()
+    if waiter_ct is None:
+        return None
+    if not has_ended or not waiter_ct:
+        return frozenset()
+    return tell_waiters(connection, [run_id], now=now)
 
 
 # Looking
@@ -613,7 +847,7 @@ def purge(
 ) -> int:
     """Forget up to `limit` runs that ended longer ago than this, with their steps and events.
 
-    One whose parent, or child, goes on stays.
+    One whose parent, or child, goes on stays, and so does one that another waits for.
     """
     kin = workflows.alias("kin")
     is_live = kin.c.status.in_(LIVE)
@@ -624,6 +858,11 @@ def purge(
             workflows.c.ended_at <= moment("cutoff"),
             ~exists().where(kin.c.parent_id == workflows.c.id, is_live),
             ~exists().where(kin.c.id == workflows.c.parent_id, is_live),
+            ~exists().where(
+                workflow_waits.c.awaited_id == workflows.c.id,
+                workflow_waits.c.waiter_id == kin.c.id,
+                is_live,
+            ),
         )
         .limit(limit)
     )
@@ -631,6 +870,10 @@ def purge(
     # Not left to the foreign keys: an application's SQLite engine may not look at them.
     for table in (workflow_steps, workflow_events):
         connection.execute(delete(table).where(table.c.workflow_id.in_(ids)))
+    waits.forget(connection, ids)
+    # Children that are kept, since they ended later or others wait for them, do not go with it.
+    orphaned = update(workflows).where(workflows.c.parent_id.in_(ids), workflows.c.id.not_in(ids))
+    connection.execute(orphaned.values(parent_id=null()))
     return connection.execute(delete(workflows).where(workflows.c.id.in_(ids))).rowcount
 
 

@@ -400,7 +400,7 @@ def _add(
 ) -> None:
     """Move what is staged into the queue."""
     dialect = connection.dialect.name
-    names = [name for name in connection.execute(_GROUPS[dialect], bound).scalars() if name]
+    names = sorted(name for name in connection.execute(_GROUPS[dialect], bound).scalars() if name)
     some = [names[first : first + AT_ONCE] for first in range(0, len(names), AT_ONCE)]
     for piece in some:
         groups.lock(connection, queue_id, piece)

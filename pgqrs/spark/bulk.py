@@ -59,9 +59,9 @@ class Bulk:
     def begin(self) -> Bulk:
         """Begin, or go on with what was begun under this id."""
         with _opened(self.where) as database:
-            now = database.now()
 
             def work(connection: Connection) -> Write:
+                now = database.now()
                 writes.sweep(connection, now=now)
                 return writes.begin(
                     connection, self.write_id, self.queue, mode=self.mode, parts=self.parts, now=now
@@ -101,10 +101,10 @@ class Bulk:
         if self.is_finished:
             return self.begun.message_ct or 0
         with _opened(self.where) as database:
-            now = database.now()
             ordered = sorted(parts)
 
             def work(connection: Connection) -> writes.Published:
+                now = database.now()
                 if self.mode is WriteMode.PART_KEY:
                     total = writes.finish_parts(
                         connection, self.write_id, parts=len(ordered), now=now
@@ -162,7 +162,11 @@ class _Storing:
     def __init__(self, bulk: Bulk, database: Database) -> None:
         self.bulk = bulk
         self.database = database
-        self.now = database.now()
+
+    @property
+    def now(self) -> datetime | None:
+        """The time, asked for inside of a work."""
+        return self.database.now()
 
     def record(self, connection: Connection, part: Part) -> None:
         """The last thing in the transaction."""

@@ -12,9 +12,9 @@ nothing is left of what was there at first.
 from __future__ import annotations
 
 import json
-import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection
 
 from pgqrs.config import Config
-from pgqrs.consumer import Consumer, Holder
-from pgqrs.errors import InvalidArgument, InvalidConfig, InvalidPayload, PgqrsError
+from pgqrs.consumer import Consumer
+from pgqrs.error_texts import error_text
+from pgqrs.errors import InvalidArgument, InvalidConfig, InvalidPayload
+from pgqrs.keeper import Lease, keeper_of
 from pgqrs.outcomes import Done, Failed, GivenBack, Outcome, as_outcome
-from pgqrs.payloads import encode, error_text
+from pgqrs.payloads import encode
 from pgqrs.repositories import archive, events, groups, messages, stats, tails
 from pgqrs.repositories.expressions import Holds
 from pgqrs.retry import Retry
@@ -122,21 +124,11 @@ def _claim(consumer: Consumer, duty: Duty) -> list[Message]:
 
 @contextmanager
 def _renewed(database: Database, held: Sequence[Message], lease: float) -> Iterator[None]:
-    """Hold messages for as long as this takes."""
-    done = threading.Event()
-
-    def renew() -> None:
-        while not done.wait(lease / 3):
-            with suppress(PgqrsError):  # who lost a lease learns it at the end
-                Holder(database).extend_many(held, lease)
-
-    thread = threading.Thread(target=renew, name="pgqrs-drain", daemon=True)
-    thread.start()
-    try:
+    """Hold messages for as long as this takes. Who lost a lease learns it at the end."""
+    claimed_at = time.monotonic()
+    leases = [Lease(message, lease, claimed_at=claimed_at) for message in held]
+    with keeper_of(database).keeping(leases):
         yield
-    finally:
-        done.set()
-        thread.join()
 
 
 @dataclass(frozen=True)
@@ -168,11 +160,18 @@ def _call(call: Callable[[Message], Any], message: Message, limits: Config) -> E
 
 def _end(database: Database, run_id: int, ended: Sequence[Ended]) -> Tally:
     """End a batch, and tell the run, in one transaction. Not to be repeated: it would count twice."""
-    now = database.now()
+
+    errors = {
+        end.message.id: error_text(end.outcome.error, database.config)
+        for end in ended
+        if isinstance(end.outcome, Failed)
+    }
 
     def end(connection: Connection) -> Tally:
-        tally = _complete(connection, ended, now) + _fail(connection, ended, now)
-        _give_back(connection, ended, now)
+        now = database.now()
+        with groups.ending(connection, [end.message.id for end in ended], now=now):
+            tally = _complete(connection, ended, now) + _fail(connection, ended, errors, now)
+            _give_back(connection, ended, now)
         events.add(
             connection,
             run_id,
@@ -190,19 +189,20 @@ def _complete(connection: Connection, ended: Sequence[Ended], now: Any) -> Tally
     done = [end for end in ended if isinstance(end.outcome, Done)]
     texts = {end.message.id: end.text for end in done if end.text is not None}
     completed = 0
-    with groups.ending(connection, [end.message.id for end in done], now=now):
-        for holds in _holds(done):
-            completed += len(archive.ack(connection, holds, now=now, results=texts or None))
+    for holds in _holds(done):
+        completed += len(archive.ack(connection, holds, now=now, results=texts or None))
     return Tally(completed=completed)
 
 
-def _fail(connection: Connection, ended: Sequence[Ended], now: Any) -> Tally:
+def _fail(
+    connection: Connection, ended: Sequence[Ended], errors: dict[int, str | None], now: Any
+) -> Tally:
     again: list[bool] = []
     for end in ended:
         if isinstance(end.outcome, Failed):
             (holds,) = _holds([end])
             delays = {end.message.id: _delay(end.outcome, end.message)}
-            error = error_text(end.outcome.error)
+            error = errors[end.message.id]
             again += archive.fail(connection, holds, delays=delays, error=error, now=now).values()
     return Tally(failed=again.count(False), retried=again.count(True))
 
@@ -219,7 +219,7 @@ def _give_back(connection: Connection, ended: Sequence[Ended], now: Any) -> None
         if isinstance(end.outcome, GivenBack):
             (holds,) = _holds([end])
             delay, eta = seconds("delay", end.outcome.delay or 0.0), end.outcome.eta
-            messages.give_back(connection, holds, delay=delay, eta=eta, counted=False, now=now)
+            archive.release(connection, holds, delay=delay, eta=eta, now=now)
 
 
 def _holds(ended: Sequence[Ended]) -> list[Holds]:
@@ -293,11 +293,14 @@ def _parallelism(spark: SparkSession) -> int:
 
 def _wait(attempt: Attempt, queue: str, through: int, lease: float) -> float | None:
     store = attempt.store
-    now = store._database.now()
-    left = store.read(lambda c: stats.unfinished(c, queue, through=through, within=lease, now=now))
+    left = store.read(
+        lambda c: stats.unfinished(
+            c, queue, through=through, within=lease, now=store._database.now()
+        )
+    )
     if not left:
         return None
-    due = store.read(lambda c: messages.next_in(c, queue, now=now))
+    due = store.read(lambda c: messages.next_in(c, queue, now=store._database.now()))
     return A_MOMENT if due is None else min(due, lease) + A_MOMENT
 
 

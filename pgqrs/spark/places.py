@@ -139,7 +139,7 @@ class S3Place(SqlitePlace):
     def look(self, work: Work[T]) -> T:
         engine = create_engine("sqlite://", creator=self.connect, poolclass=NullPool)
         with engine.connect() as connection:
-            schema.verify(connection)
+            schema.check(connection)
             found = work(connection)
         settle()
         return found

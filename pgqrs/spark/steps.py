@@ -39,7 +39,8 @@ from pgqrs.spark.jobs import Jobs, death_of_java
 from pgqrs.spark.session import activate, current_session
 from pgqrs.store import Store
 from pgqrs.types import Duration, seconds
-from pgqrs.workflows.context import AsyncContext, Context
+from pgqrs.workflows.async_context import AsyncContext
+from pgqrs.workflows.context import Context
 from pgqrs.workflows.decide import RetryOn
 from pgqrs.workflows.decorators import Step
 from pgqrs.workflows.flows import StepOptions

@@ -9,9 +9,9 @@ from sqlalchemy import Engine
 
 from pgqrs.config import Config
 from pgqrs.errors import InvalidConfig
-from pgqrs.stores.base import Database, Remote, Work
+from pgqrs.stores.base import Database, Remote, RowsLocked, Work
 
-__all__ = ["Database", "Remote", "Work", "database_class", "open_database"]
+__all__ = ["Database", "Remote", "RowsLocked", "Work", "database_class", "open_database"]
 
 DATABASES = {
     "sqlite": ("pgqrs.stores.sqlite", "SqliteDatabase"),

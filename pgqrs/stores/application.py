@@ -7,7 +7,6 @@ durable mode `commit()` returns once the upload is done, and raises `ConflictErr
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -16,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.util import await_only
 
 from pgqrs.errors import InvalidConfig
+from pgqrs.stores.daemon_threads import DaemonThreads
 from pgqrs.stores.sqlite import SqliteDatabase, marks
 
 ENTERED = "pgqrs_entered"
@@ -107,5 +107,8 @@ def _call(function: Callable[..., Any], *arguments: Any) -> None:
     function(*arguments)
 
 
+_threads = DaemonThreads("pgqrs-commit", limit=32)
+
+
 def _call_in_thread(function: Callable[..., Any], *arguments: Any) -> None:
-    await_only(asyncio.to_thread(function, *arguments))
+    await_only(_threads.run(function, *arguments))

@@ -14,14 +14,19 @@ next write raises `ConflictError` once, so that it is not overlooked.
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NoReturn
 
 from sqlalchemy import Connection, Engine
 
 from pgqrs.errors import CommitUncertain, ConflictError, StoreUnavailable
+from pgqrs.repositories import uploads
+from pgqrs.repositories.uploads import Upload, Verdict
+from pgqrs.stores import images
 from pgqrs.stores.application import application_engine
 from pgqrs.stores.base import Work
 from pgqrs.stores.group_commit import Ticket
@@ -80,19 +85,47 @@ class Gate:
             return None if self._inside else self.writes
 
 
+class Trouble:
+    """Local writes were set aside: the next write raises that once, so that it is not overlooked.
+
+    A write that may be repeated (a heartbeat, a claim) is often made by a thread of the library, which
+    goes on after an error. So one that may not be repeated is told in any case.
+    """
+
+    def __init__(self) -> None:
+        self._error: ConflictError | None = None
+        self._told = False
+
+    def note(self, error: ConflictError) -> None:
+        self._error, self._told = error, False
+
+    def tell(self, *, repeatable: bool) -> None:
+        error = self._error
+        if error is None or (repeatable and self._told):
+            return
+        self._told = True
+        if not repeatable:
+            self._error = None
+        raise error
+
+
 class LocalReplica(Replica):
     """One local database, ahead of the object in the bucket."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        kept = self._verify_copy("write_db")
         self._db = self._database("write_db")
         self._gate = Gate()
         self._marking = threading.Lock()
         self._stepping = threading.Lock()
         self._looked = False
         self._unsent = 0
-        self._trouble: ConflictError | None = None
+        self._trouble = Trouble()
+        if kept is not None:
+            self._trouble.note(ConflictError(f"local writes could not be used; they are in {kept}"))
         self._engine = application_engine(self._db, self)
+        _exit_by_sigterm()
 
     @property
     def interval(self) -> float:
@@ -106,16 +139,23 @@ class LocalReplica(Replica):
     def databases(self) -> Sequence[SqliteDatabase]:
         return (self._db,)
 
-    def read(self, work: Work[T]) -> T:
+    def read(self, work: Work[T], *, until: float | None = None) -> T:
         self._look_once()
         return self._db.read(work, needs_schema=False)
 
-    def write(self, work: Work[T], *, probe: bool = False) -> T:
-        trouble, self._trouble = self._trouble, None
-        if trouble is not None:
-            raise trouble
+    def write(
+        self,
+        work: Work[T],
+        *,
+        probe: bool = False,
+        replays: bool = False,
+        until: float | None = None,
+    ) -> T:
         self._look_once()
         return self._write(work)
+
+    def report(self, *, repeatable: bool) -> None:
+        self._trouble.tell(repeatable=repeatable)
 
     def write_alone(self, work: Work[T]) -> T:
         self._look_once()
@@ -127,7 +167,7 @@ class LocalReplica(Replica):
             try:
                 self._turn()
             except ConflictError as exc:
-                self._trouble = exc
+                self._trouble.note(exc)
 
     def refresh(self, *, within: float = 0.0) -> bool:
         self._look_once()
@@ -165,6 +205,7 @@ class LocalReplica(Replica):
 
     def close_in_a_hurry(self) -> None:
         """At the end of the process: one attempt."""
+        self.remote.in_this_thread = True
         self._hurry.set()
         self.task.stop()
         self.task.join()
@@ -184,7 +225,7 @@ class LocalReplica(Replica):
                 self._push()
             except (StoreUnavailable, CommitUncertain) as exc:
                 if self._db.in_memory:
-                    self._keep_aside(self._dump(self._db))
+                    self._keep_aside(self._db, "the bucket cannot be reached")
                     raise
                 log.warning(
                     "%s: local writes stay in %s: %s", self.remote, self.slot.directory, exc
@@ -233,7 +274,7 @@ class LocalReplica(Replica):
             try:
                 self._turn()
             except ConflictError as exc:
-                log.error("%s", exc)
+                self._trouble.note(exc)
             except (Unreachable, StoreUnavailable, CommitUncertain) as exc:
                 if not self.slot.base.known:
                     raise
@@ -252,12 +293,19 @@ class LocalReplica(Replica):
     def _pull(self) -> bool:
         """Take over what somebody else uploaded."""
         begun, base = self._clock(), self.slot.base
-        fetched = self.remote.get(unless=base.etag if base.known else None)
+        fetched = self._get(unless=base.etag if base.known else None)
         if fetched is not None and (fetched.etag != base.etag or not base.known):
-            with self._gate.shut(timeout=self.config.sqlite_busy_timeout) as empty:
-                if not empty or self.slot.base.dirty:
-                    return False
-                self._take_over(fetched)
+            try:
+                with self._gate.shut(timeout=self.config.sqlite_busy_timeout) as empty:
+                    if not empty or self.slot.base.dirty:
+                        return False
+                    if base.known and (kept := self._keep_if_older(fetched, self._db)):
+                        self._trouble.note(
+                            ConflictError(f"{self.remote} is not what it was; see {kept}")
+                        )
+                    self._take_over(fetched)
+            finally:
+                fetched.discard()
             self._seen_at = begun
             self._arrived()
             return True
@@ -266,43 +314,92 @@ class LocalReplica(Replica):
 
     def _push(self, *, operations_only: int | None = None) -> None:
         """Upload. `operations_only` is the count of writes if all that are new can be repeated."""
-        count, unsent = self._gate.count(), self._unsent
-        self._begin_upload()
-        self._db.write(self._record, needs_schema=False)
-        self._deflate(self._db)
+        count, unsent, until = self._gate.count(), self._unsent, self._soon()
+        upload = self._record_ahead(self._db)
         begun, replacing = self._clock(), self.slot.base.etag
         try:
-            etag = self._upload(self._dump(self._db), replacing=replacing)
+            etag = self._send(upload, replacing, until)
         except Lost as exc:
-            self._accept_loss(exc, count=count, operations_only=operations_only)
+            self._accept_loss(exc, upload, count=count, operations_only=operations_only)
         else:
-            self._uploaded(etag, count=count)
+            self._uploaded(upload, etag, count=count)
             self._seen_at = begun
         self._unsent = max(0, self._unsent - unsent)
 
-    def _uploaded(self, etag: str | None, *, count: int | None) -> None:
+    def _send(self, upload: Upload, replacing: str | None, until: float) -> str:
+        """Upload a snapshot: others go on writing meanwhile."""
+        with self._db.raw_connection() as connection:
+            self._deflate(connection)
+            file = self._file_of(self._db)
+            if file is None or Path(file).stat().st_size <= images.SMALL:
+                return self._upload(
+                    upload, images.dump(connection), replacing=replacing, until=until
+                )
+            snapshot = Path(file).with_name("snapshot.sqlite")
+            snapshot.unlink(missing_ok=True)
+            images.export(connection, snapshot)
+        body = images.FileBody(snapshot)
+        try:
+            return self._upload(upload, body, replacing=replacing, until=until)
+        finally:
+            body.close()
+            snapshot.unlink(missing_ok=True)
+
+    def _uploaded(self, upload: Upload, etag: str | None, *, count: int | None) -> None:
         """All writes up to this count are in the bucket; if there are no others, all are."""
         with self._marking:
             self.slot.change(
-                known=True, etag=etag, dirty=count is None or count != self._gate.writes
+                known=True,
+                etag=etag,
+                dirty=count is None or count != self._gate.writes,
+                upload=upload.nonce if upload.position is not None else None,
+                pending=(),
             )
 
-    def _accept_loss(self, loss: Lost, *, count: int | None, operations_only: int | None) -> None:
+    def _accept_loss(
+        self, loss: Lost, upload: Upload, *, count: int | None, operations_only: int | None
+    ) -> None:
         """Our upload is lost, unless it was applied and only the answer was."""
-        fetched = self._patiently(lambda: self.remote.get(unless=None))
-        assert fetched is not None
-        if self._is_our_last(fetched):
-            return self._uploaded(fetched.etag, count=count)
-        if self._is_ours(fetched):  # an earlier one, that was not answered: we are ahead of it
-            self.slot.change(etag=fetched.etag)
+        try:
+            fetched = self._get_after_loss(self.slot.base.etag, until=self._soon())
+        except Exception as exc:
+            if loss.unanswered:
+                raise CommitUncertain(f"it may or may not be stored: {exc}") from exc
+            raise
+        try:
+            self._face(fetched, loss, upload, count=count, operations_only=operations_only)
+        finally:
+            fetched.discard()
+
+    def _face(
+        self,
+        fetched: Fetched,
+        loss: Lost,
+        upload: Upload,
+        *,
+        count: int | None,
+        operations_only: int | None,
+    ) -> None:
+        """Go on from what is in the bucket instead."""
+        nonce = fetched.label.get("pgqrs-upload")
+        if nonce == upload.nonce:
+            return self._uploaded(upload, fetched.etag, count=count)
+        if (
+            nonce in self.slot.base.pending
+        ):  # an earlier one, that was not answered: we are ahead of it
+            self.slot.change(etag=fetched.etag, upload=nonce)
             return self._push(operations_only=operations_only)
-        is_part = self._contains_last_upload(fetched)
+        is_part = fetched.etag is not None and self._looked_into(
+            fetched, lambda c: uploads.verdict(c, upload) is Verdict.INCLUDED
+        )
         with self._gate.shut(timeout=self.config.sqlite_busy_timeout) as empty:
             if not empty:
                 raise StoreUnavailable("a transaction is open; the local copy is replaced later")
             writes = self._gate.writes
             nothing_lost = (is_part and count == writes) or operations_only == writes
-            kept = None if nothing_lost else self._keep_aside(self._dump(self._db))
+            nothing_lost = nothing_lost and fetched.etag is not None  # else it was deleted
+            why = "it was changed by another writer"
+            kept = None if nothing_lost else self._keep_aside(self._db, why)
             self._take_over(fetched)
         self._arrived()
         if not is_part or kept:
@@ -311,10 +408,14 @@ class LocalReplica(Replica):
                 f"{self.remote} was changed by somebody else; "
                 + (f"local writes are kept in {kept}" if kept else "nothing was kept")
             ) from loss
+        return None
 
     def _take_over(self, fetched: Fetched) -> None:
-        self._load(self._db, fetched.data)
-        self.slot.change(known=True, etag=fetched.etag, dirty=False)
+        # A process that dies in between leaves a copy of which nothing is known.
+        self.slot.change(known=False, dirty=False, pending=())
+        self._load(self._db, fetched)
+        last = self._last_in(self._db)
+        self.slot.change(known=True, etag=fetched.etag, upload=last and last.nonce)
 
     def _arrived(self) -> None:
         self._verify(self._db)
@@ -360,3 +461,20 @@ class LocalReplica(Replica):
 
     def leave(self) -> None:
         self._gate.leave()
+
+
+def _exit_by_sigterm() -> None:
+    """Let SIGTERM end the interpreter as `sys.exit` does, so that what was not uploaded is uploaded.
+
+    Only if nothing else handles it, and from the main thread, which is the only one that may ask.
+    """
+    if (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    ):
+        with suppress(ValueError):  # an interpreter inside another program
+            signal.signal(signal.SIGTERM, _exit)
+
+
+def _exit(number: int, _frame: Any) -> NoReturn:
+    raise SystemExit(128 + number)

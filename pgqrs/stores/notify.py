@@ -19,6 +19,8 @@ from psycopg import sql
 from pgqrs.stores.pooler import PROCESS, is_pooled
 from pgqrs.stores.wakeups import Sentry
 
+CALL = "\n?"
+"""How a call to oneself begins; no queue has such a name."""
 TEST_EVERY = 60.0
 ANSWER_WITHIN = 5.0
 
@@ -35,6 +37,10 @@ class NotifySentry(Sentry):
     @property
     def hears(self) -> bool:
         return self._hears
+
+    def after_fork_in_child(self) -> None:
+        super().after_fork_in_child()
+        self._hears = False
 
     def run(self) -> None:
         pause = 0.1
@@ -66,7 +72,7 @@ class NotifySentry(Sentry):
             self._hear(connection, TEST_EVERY)
 
     def _call_out(self) -> str:
-        token = f"?{uuid.uuid4()}"
+        token = f"{CALL}{uuid.uuid4()}"
         with self._connect() as other:
             other.execute("SELECT pg_notify(%s, %s)", (self._channel, token))
         return token
@@ -80,6 +86,6 @@ class NotifySentry(Sentry):
             for notify in connection.notifies(timeout=0.5, stop_after=1):
                 if notify.payload == until:
                     return True
-                if not notify.payload.startswith("?"):
+                if not notify.payload.startswith(CALL):
                     self.ring(notify.payload)
         return False

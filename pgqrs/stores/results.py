@@ -10,12 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from pgqrs.errors import MessageNotFound, PgqrsError, StoreClosed
 from pgqrs.repositories import archive, messages
+from pgqrs.repositories.reading import Unreadable
 from pgqrs.stores.base import Database
-from pgqrs.stores.wakeups import RESULTS, SELDOM
+from pgqrs.stores.forks import in_child
+from pgqrs.stores.wakeups import FOLLOW_UP, FOLLOW_UP_GROWTH, RESULTS, SELDOM
 from pgqrs.types import ArchivedMessage
 
 Answer = ArchivedMessage | BaseException
@@ -35,6 +36,7 @@ class ResultWatch:
         self._queues: set[str] = set()
         self._fresh: set[int] = set()
         self._news = False
+        self._follow_up = SELDOM
         self._rung = threading.Event()
         self._running = False
 
@@ -72,17 +74,24 @@ class ResultWatch:
             ids = list(self._waiting) if news or not self._fresh else list(self._fresh)
             queues = list(self._queues)
             self._fresh.difference_update(ids)
+        began = time.monotonic()
         try:
             self._look(ids)
-            # Whoever ends messages elsewhere has to know first that somebody waits.
-            told = [self._database.expect_results(queue, seconds=2 * SELDOM) for queue in queues]
-            if any(told):
-                self._look(ids)
+            if self._waiting:
+                # Whoever ends messages elsewhere has to know first that somebody waits.
+                told = [self._database.expect_results(name, seconds=2 * SELDOM) for name in queues]
+                if any(announced is not None and announced.is_news for announced in told):
+                    self._look(self._ids())
+                    self._follow_up = max(FOLLOW_UP, time.monotonic() - began)
         except StoreClosed as exc:
             self._answer(dict.fromkeys(self._ids(), exc))
         except PgqrsError:
             return 1.0  # the database is away: who waits has a timeout for that
-        return 0.0 if self._fresh else self._database.wakeups.patience()
+        if self._fresh:
+            return 0.0
+        pause = min(self._follow_up, self._database.wakeups.patience())
+        self._follow_up = min(self._follow_up * FOLLOW_UP_GROWTH, SELDOM)
+        return pause
 
     def _ids(self) -> list[int]:
         with self._lock:
@@ -96,10 +105,14 @@ class ResultWatch:
             alive = self._database.read(lambda c, piece=piece: messages.existing(c, piece))  # type: ignore[misc]
             gone = [id for id in piece if id not in alive]
             if gone:
-                ended: dict[int, Any] = self._database.read(
-                    lambda c, gone=gone: archive.ended(c, gone)  # type: ignore[misc]
-                )
-                self._answer({id: ended.get(id) or MessageNotFound(id) for id in gone})
+                self._answer(self._ended(gone))
+
+    def _ended(self, gone: list[int]) -> dict[int, Answer]:
+        try:
+            ended = self._database.read(lambda c: archive.ended(c, gone))
+        except Unreadable as exc:  # only that one's result is lost
+            return {gone[0]: exc} if len(gone) == 1 else _all(self._ended([id]) for id in gone)
+        return {id: ended.get(id) or MessageNotFound(id) for id in gone}
 
     def _answer(self, answers: dict[int, Answer]) -> None:
         with self._lock:
@@ -131,10 +144,15 @@ class ResultWatch:
                 pause = self.step()
                 if pause is None:
                     return
-                took = time.monotonic() - began
+                ended = time.monotonic()
                 if self._rung.wait(pause):
                     # Many may wait, and the bell ring often: look no more than half of the time.
-                    time.sleep(min(LONGEST_REST, took))
+                    rest = min(LONGEST_REST, ended - began) - (time.monotonic() - ended)
+                    time.sleep(max(0.0, rest))
+
+
+def _all(answers: Iterable[dict[int, Answer]]) -> dict[int, Answer]:
+    return {id: answer for some in answers for id, answer in some.items()}
 
 
 def result_watch(database: Database) -> ResultWatch:
@@ -146,3 +164,11 @@ def result_watch(database: Database) -> ResultWatch:
 
 
 _MAKING = threading.Lock()
+
+
+def _start_anew() -> None:
+    global _MAKING
+    _MAKING = threading.Lock()
+
+
+in_child(_start_anew)

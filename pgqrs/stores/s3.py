@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
@@ -28,12 +30,16 @@ from pgqrs.errors import ConflictError, InvalidConfig
 from pgqrs.stores.application import async_application_engine
 from pgqrs.stores.base import Database, T, Work
 from pgqrs.stores.durable import DurableReplica
+from pgqrs.stores.forks import abandon, watch
 from pgqrs.stores.local import LocalReplica
 from pgqrs.stores.objects import Unreachable
-from pgqrs.stores.replica import OPEN, Replica
+from pgqrs.stores.previous import restore
+from pgqrs.stores.replica import OPEN, TOLERATED, Replica
 from pgqrs.stores.wakeups import Sentry, Wakeups
-from pgqrs.types import ConcurrencyModel, S3State, S3Stats
+from pgqrs.types import ConcurrencyModel, S3State, S3Stats, S3Version
 
+_CHECKED: set[tuple[str | None, str]] = set()
+"""Servers and buckets that were found to honour `If-Match`."""
 MODES: dict[str, type[Replica]] = {"durable": DurableReplica, "local": LocalReplica}
 
 
@@ -42,6 +48,7 @@ class S3Database(Database):
 
     backend_name = "s3"
     concurrency_model = ConcurrencyModel.MULTI_PROCESS
+    uploads_every_write = True
     bridge_threads = 256  # they only wait, and who waits together shares an upload
 
     def __init__(
@@ -57,23 +64,46 @@ class S3Database(Database):
             raise InvalidConfig("a store in S3 is opened by URL, not by an engine")
         if config.schema is not None:
             raise InvalidConfig("SQLite has no schemas; use another key instead")
-        settings = S3Settings.of(config)
-        sentry = ObjectSentry()
-        wakeups = Wakeups(sentry)
-        self.replica = MODES[settings.mode](
-            config,
-            settings,
-            now=(clock or SystemClock()).now,
-            changed=lambda: wakeups.ring(None),
-        )
-        sentry.refresh = self.replica.refresh
+        self._settings = S3Settings.of(config)
+        self._replica: Replica | None = None
+        self._opening = threading.Lock()
+        self._sentry = ObjectSentry()
+        self._opened_at = time.monotonic()
         super().__init__(config, clock=clock, sleep=sleep, write_lock=write_lock)
-        self.wakeups = wakeups
-        self._pid = os.getpid()
+        self.wakeups = Wakeups(self._sentry)
         self._async_engine: AsyncEngine | None = None
-        self._url = URL.create("s3", host=settings.bucket, database=settings.key)
-        self._end = weakref.finalize(self, _abandon, self.replica, sentry, self._pid)
-        self._end.atexit = False
+        self._url = URL.create("s3", host=self._settings.bucket, database=self._settings.key)
+        self._open_replica()
+        watch(self)
+
+    @property
+    def replica(self) -> Replica:
+        """The local side of the object. A process that was forked makes one of its own."""
+        return self._open_replica() if self._replica is None else self._replica
+
+    def _open_replica(self) -> Replica:
+        with self._opening:
+            if self._replica is None:
+                wakeups = self.wakeups
+                replica = MODES[self._settings.mode](
+                    self.config,
+                    self._settings,
+                    now=(self.clock or SystemClock()).now,
+                    changed=lambda: wakeups.ring(None),
+                )
+                self._sentry.refresh = replica.refresh
+                self._end = weakref.finalize(self, _abandon, replica, self._sentry, os.getpid())
+                self._end.atexit = False
+                self._replica = replica
+            return self._replica
+
+    def after_fork_in_child(self) -> None:
+        super().after_fork_in_child()
+        self._end.detach()
+        abandon((self._replica, self._async_engine))
+        self._replica = self._async_engine = None
+        self._opening = threading.Lock()
+        self._sentry.refresh = lambda: self.replica.refresh()
 
     @property
     def url(self) -> URL:
@@ -104,15 +134,27 @@ class S3Database(Database):
         probe: bool = False,
     ) -> T:
         self._check(needs_schema)
-        return self._persist(lambda: self.replica.write(work, probe=probe), repeatable=repeatable)
+        self.replica.report(repeatable=repeatable)
+        until = time.monotonic() + self.config.retry_for
+        return self._persist(
+            lambda: self.replica.write(work, probe=probe, replays=repeatable, until=until),
+            repeatable=repeatable,
+        )
+
+    def read(self, work: Work[T], *, needs_schema: bool = True) -> T:
+        self._check(needs_schema)
+        until = time.monotonic() + self.config.retry_for
+        return self._persist(lambda: self.replica.read(work, until=until), repeatable=True)
 
     def _read(self, work: Work[T]) -> T:
         return self.replica.read(work)
 
     def _write(self, work: Work[T], single: bool) -> T:
+        self.replica.report(repeatable=False)
         return self.replica.write(work)
 
     def _write_alone(self, work: Work[T]) -> T:
+        self.replica.report(repeatable=False)
         return self.replica.write_alone(work)
 
     def is_transient(self, error: BaseException) -> bool:
@@ -120,10 +162,17 @@ class S3Database(Database):
             return self.config.s3_retry_conflicts
         return isinstance(error, Unreachable)
 
-    def _check(self, needs_schema: bool) -> None:
-        if self._pid != os.getpid():
-            raise InvalidConfig("this store was opened before a fork; open one in this process")
-        super()._check(needs_schema)
+    @contextmanager
+    def tolerating(self, seconds: float) -> Iterator[None]:
+        token = TOLERATED.set(seconds)
+        try:
+            yield
+        finally:
+            TOLERATED.reset(token)
+
+    @property
+    def address(self) -> str:
+        return str(self.replica.remote)
 
     @property
     def _schema_is_there(self) -> bool:
@@ -131,7 +180,8 @@ class S3Database(Database):
 
     @_schema_is_there.setter
     def _schema_is_there(self, found: bool) -> None:
-        self.replica.schema_is_there = found
+        if found:
+            self.replica.schema_is_there = True
 
     # What is special about an object in a bucket
 
@@ -154,23 +204,48 @@ class S3Database(Database):
 
     def stats(self) -> S3Stats:
         self._check(needs_schema=False)
-        return self.replica.stats()
+        return replace(self.replica.stats(), seconds=time.monotonic() - self._opened_at)
 
     def snapshot(self, path: Path) -> None:
         self._remotely(lambda: self.replica.snapshot(path))
+
+    def versions(self, limit: int) -> list[S3Version]:
+        return self._remotely(lambda: self.replica.remote.versions(limit))
+
+    def restore(self, version: str) -> None:
+        self._remotely(lambda: restore(self.replica.remote, version))
+        self.pull()
+
+    def open(self) -> None:
+        """Refuse a server that would let several writers overwrite each other."""
+        self._check_conditions()
+        super().open()
+
+    def _check_conditions(self) -> None:
+        remote = self.replica.remote
+        place = (self._settings.endpoint_url, self._settings.bucket)
+        if place in _CHECKED or remote.is_amazons:
+            return
+        honoured = remote.honours_conditions()
+        if honoured is False:
+            raise InvalidConfig(
+                f"{remote}: the server ignores If-Match, so that writers would overwrite each other"
+            )
+        if honoured:
+            _CHECKED.add(place)
 
     def _remotely(self, call: Callable[[], T]) -> T:
         self._check(needs_schema=False)
         return self._persist(call, repeatable=False)
 
     def close(self) -> None:
-        if self.closed or not self._end.alive:
+        if self.closed:
             return
         self.closed = True
         self._end.detach()
         self.wakeups.close()
-        if self._pid == os.getpid():
-            self.replica.close()
+        if self._replica is not None:
+            self._replica.close()
 
 
 class ObjectSentry(Sentry):

@@ -35,15 +35,25 @@ MOST_SLOTS = 1000
 class Base:
     """What a local copy is based on."""
 
-    writer: str
-    """Who uploads from here, in the table of uploads."""
-    number: int = 0
-    """The last upload that was begun."""
     known: bool = False
     """Whether anything was downloaded, or found missing, yet."""
     etag: str | None = None
     dirty: bool = False
     """Whether there may be local writes that were not uploaded."""
+    upload: str | None = None
+    """The nonce of the last upload that the object is known to contain: the copy contains it, too."""
+    pending: tuple[str, ...] = ()
+    """The nonces of uploads from this copy that were begun since, and may have been applied."""
+
+    @classmethod
+    def parse(cls, text: str) -> Base:
+        """What a file says; one that says nothing of use may have been about local writes."""
+        try:
+            said = json.loads(text)
+            known = {name: said[name] for name in said.keys() & set(cls.__slots__)}
+            return cls(**known | {"pending": tuple(known.get("pending", ()))})
+        except (ValueError, TypeError, AttributeError):
+            return cls(dirty=True)
 
 
 class Slot:
@@ -54,7 +64,7 @@ class Slot:
         self._lock = lock
         self._changing = threading.Lock()
         self.directory = directory
-        self.base = self._read() or Base(writer=uuid.uuid4().hex)
+        self.base = self._read() or Base()
 
     @classmethod
     def take(cls, settings: S3Settings) -> Slot:
@@ -80,6 +90,7 @@ class Slot:
 
     def forget(self) -> None:
         """What is here is nothing to start from."""
+        self.base = Base()
         if self.directory is not None:
             self._file.unlink(missing_ok=True)
 
@@ -90,13 +101,30 @@ class Slot:
                 for path in self.directory.glob(f"{name}.sqlite*"):
                     path.unlink(missing_ok=True)
 
-    def set_aside(self, data: bytes) -> Path:
-        """Keep a database that cannot be uploaded, under a name of its own."""
+    def discard_incoming(self) -> None:
+        """Delete what a process that died was downloading."""
+        if self.directory is not None:
+            for path in self.directory.glob("incoming-*"):
+                path.unlink(missing_ok=True)
+
+    def place_aside(self) -> Path:
+        """Where to keep a database that cannot be uploaded, under a name of its own."""
         directory = self._home / "set-aside"
         directory.mkdir(parents=True, exist_ok=True)
-        path = directory / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}.sqlite"
-        path.write_bytes(data)
-        return path
+        return directory / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}.sqlite"
+
+    def move_aside(self, name: str) -> Path | None:
+        """Keep the files of a database that cannot even be opened. None if there are none."""
+        if self.directory is None:
+            return None
+        path = self.place_aside()
+        kept = None
+        for suffix in ("", "-wal", "-journal"):
+            found = self.directory / f"{name}.sqlite{suffix}"
+            if found.exists() and found.stat().st_size:
+                kept = path
+                found.replace(f"{path}{suffix}")
+        return kept
 
     def release(self) -> None:
         """Let another process have it."""
@@ -113,8 +141,8 @@ class Slot:
         if self.directory is None:
             return None
         try:
-            return Base(**json.loads(self._file.read_text()))
-        except (FileNotFoundError, ValueError, TypeError):
+            return Base.parse(self._file.read_text(errors="replace"))
+        except FileNotFoundError:
             return None
 
     def _write(self, text: str) -> None:
@@ -166,12 +194,24 @@ def _taken(home: Path, directory: Path) -> Slot | None:
 
 def _locked(directory: Path) -> sqlite3.Connection | None:
     """The lock of a slot, or None if somebody has it."""
-    lock = sqlite3.connect(
-        directory / "lock", timeout=0, isolation_level=None, check_same_thread=False
-    )
+    path = directory / "lock"
+    try:
+        return _lock(path)
+    except sqlite3.DatabaseError as exc:
+        code = exc.sqlite_errorcode & 0xFF
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return None
+        if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+            path.unlink(missing_ok=True)  # it holds nothing but the lock
+            return _locked(directory)
+        raise OSError(f"{path}: {exc}") from exc
+
+
+def _lock(path: Path) -> sqlite3.Connection:
+    lock = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
     try:
         lock.execute("BEGIN EXCLUSIVE")
-    except sqlite3.OperationalError:
+    except BaseException:
         lock.close()
-        return None
+        raise
     return lock

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
@@ -22,16 +24,18 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, QueuePool, create_engine, delete, event, false
-from sqlalchemy.exc import DBAPIError
 
 from pgqrs.clock import Clock, SystemClock
 from pgqrs.config import Config, default_url
 from pgqrs.drivers import in_sqlite_transaction
-from pgqrs.errors import InvalidConfig, NotExclusive
+from pgqrs.errors import InvalidConfig, NotExclusive, StoreDamaged
 from pgqrs.models import queues
 from pgqrs.repositories.hot import run
 from pgqrs.stores.base import Database, T, Work
-from pgqrs.stores.group_commit import GroupCommit
+from pgqrs.stores.failures import first_line, original_of
+from pgqrs.stores.forks import abandon, watch
+from pgqrs.stores.group_commit import Body, GroupCommit
+from pgqrs.stores.queue_news import QueueNews
 from pgqrs.stores.wakeups import FileSentry, Wakeups
 from pgqrs.types import ConcurrencyModel
 
@@ -39,6 +43,8 @@ BEGIN = "pgqrs_begin"
 """The execution option that says how a transaction begins."""
 OLDEST = (3, 38, 0)
 """RETURNING, STRICT, UPDATE … FROM and JSON built in."""
+FORKED_WITHIN = 1.0
+"""Seconds that a fork waits for those who are at work in other threads."""
 _SYNCHRONOUS = {"OFF": 0, "NORMAL": 1, "FULL": 2, "EXTRA": 3}
 _TAKE_WRITE_LOCK = delete(queues).where(false())
 Marks = tuple[int, int]
@@ -81,18 +87,63 @@ class SqliteDatabase(Database):
             raise InvalidConfig("SQLite has no schemas; use another file instead")
         if sqlite3.sqlite_version_info < OLDEST:
             raise InvalidConfig(f"SQLite {sqlite3.sqlite_version} is too old; 3.38 is needed")
+        self._handles: set[int] = set()
+        self._opening = threading.Lock()
         if engine is None:
             self._quiet = _create_engine(config)
             self._engine = _with_begin(self._quiet)
+            _count_handles(self._quiet, self)
         else:
             self._engine = self._quiet = engine
         self._writer: Connection | None = None
-        self._writer_pid = 0
-        self._group_commit = GroupCommit(self._transaction)
+        self._leads_fork = False
+        self._group_commit = GroupCommit(self._transact, patience=config.retry_for)
         self._warned = False
         path = self._engine.url.database
-        if path and path != ":memory:":
-            self.wakeups = Wakeups(FileSentry(path, f"{path}-wal"))
+        if path and path != ":memory:" and not path.startswith("file:"):
+            path = os.path.realpath(path)  # the other files lie beside the database, not the link
+            self.wakeups = Wakeups(FileSentry(path, f"{path}-wal", news=QueueNews(path)))
+
+        watch(self)
+
+    def before_fork(self) -> None:
+        """Let go of the file, if nobody keeps us from it for long."""
+        super().before_fork()
+        self._leads_fork = self._group_commit.pause(FORKED_WITHIN)
+        self._opening.acquire()
+        pool = self._quiet.pool
+        if self.in_memory or not isinstance(pool, QueuePool) or self._engine.dialect.is_async:
+            return
+        if self._leads_fork:
+            self._close_writer()
+        deadline = time.monotonic() + FORKED_WITHIN
+        while pool.checkedout() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        if not pool.checkedout():
+            pool.dispose()
+
+    def after_fork_in_parent(self) -> None:
+        super().after_fork_in_parent()
+        self._opening.release()
+        if self._leads_fork:
+            self._group_commit.resume()
+
+    def after_fork_in_child(self) -> None:
+        super().after_fork_in_child()
+        pool = self._quiet.pool
+        is_open = self._handles or (isinstance(pool, QueuePool) and _opened_by(pool))
+        abandon((self._writer, pool))
+        self._writer, self._handles, self._opening = None, set(), threading.Lock()
+        self._group_commit = GroupCommit(self._transact, patience=self.config.retry_for)
+        self._quiet.dispose(close=False)
+        self._engine.pool = self._quiet.pool
+        if self.in_memory:
+            self._refuse("a database in memory is its process's own; open a store in this process")
+        elif is_open:
+            self._refuse(
+                "this store was in use while its process forked, which SQLite does not survive; "
+                "open one in this process"
+            )
 
     @property
     def engine(self) -> Engine:
@@ -101,6 +152,12 @@ class SqliteDatabase(Database):
     @property
     def is_shared(self) -> bool:
         return not self.in_memory
+
+    def _is_same_place(self, other: Database) -> bool:
+        mine, theirs = self.url.database, other.url.database
+        if not (self.is_shared and other.is_shared and mine and theirs):
+            return False
+        return Path(mine).resolve() == Path(theirs).resolve()
 
     def now(self) -> datetime:
         return (self.clock or SystemClock()).now()
@@ -112,7 +169,7 @@ class SqliteDatabase(Database):
     def _write(self, work: Work[T], single: bool) -> T:
         if self._write_lock is None:
             return self._group_commit.submit(work)
-        with self._write_lock, self._transaction() as connection:
+        with self._write_lock, self._borrowed_transaction() as connection:
             return work(connection)
 
     def _write_alone(self, work: Work[T]) -> T:
@@ -120,29 +177,33 @@ class SqliteDatabase(Database):
             return self._group_commit.submit(work, alone=True)
         return self._write(work, False)
 
-    def _transaction(self) -> AbstractContextManager[Connection]:
-        return self._own_transaction() if self.owned else self._borrowed_transaction()
+    def _transact(self, body: Body) -> None:
+        """Run this in a transaction, and commit it: for one writer at a time."""
+        if not self.owned:
+            with self._engine.connect() as connection:
+                connection.begin()
+                _guarded(connection, self._begin_on_borrowed, body)
+        elif self.in_memory:
+            self._transact_in_memory(body)
+        else:
+            # Kept again only when it is clean: one whose cleaning was interrupted is not used any more.
+            connection, self._writer = self._writing_connection(), None
+            try:
+                _guarded(connection, _begin_immediate, body)
+            except BaseException:
+                if not connection.invalidated and connection.get_transaction() is None:
+                    self._writer = connection
+                raise
+            self._writer = connection
 
-    @contextmanager
-    def _own_transaction(self) -> Iterator[Connection]:
-        """On the connection kept for writing: there is one writer at a time."""
-        connection = self._writing_connection()
-        driver: Any = connection.connection
+    def _transact_in_memory(self, body: Body) -> None:
+        connection = self._quiet.connect()
         try:
-            run(connection, "BEGIN IMMEDIATE", {})
-            yield connection
-            if connection.in_transaction():  # SQLAlchemy noticed, so it must notice the end too
-                connection.commit()
-            else:
-                driver.commit()
+            _guarded(connection, _begin_immediate, body)
+            connection.close()  # the only connection there is: others may want to read
         except BaseException:
-            if connection.in_transaction():
-                connection.rollback()
-            driver.rollback()
+            connection.close()
             raise
-        finally:
-            if self.in_memory:  # the only connection there is: others may want to read
-                connection.close()
 
     def try_out(self, work: Work[T]) -> tuple[bool, T]:
         """Whether a work would change anything, and what it would return. Nothing is changed."""
@@ -171,9 +232,8 @@ class SqliteDatabase(Database):
     def _writing_connection(self) -> Connection:
         if self.in_memory:
             return self._quiet.connect()
-        if self._writer is None or self._writer.invalidated or self._writer_pid != os.getpid():
+        if self._writer is None or self._writer.invalidated:
             self._writer = self._quiet.connect()
-            self._writer_pid = os.getpid()
         return self._writer
 
     @property
@@ -207,10 +267,15 @@ class SqliteDatabase(Database):
             connection.execute(_TAKE_WRITE_LOCK)  # deletes nothing, but is a write
 
     def is_transient(self, error: BaseException) -> bool:
-        if not isinstance(error, DBAPIError):
-            return False
-        code = getattr(error.orig, "sqlite_errorcode", None)
-        return code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+        return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+    def is_misplaced(self, error: BaseException) -> bool:
+        return _code(error) == sqlite3.SQLITE_CANTOPEN
+
+    def _named(self, error: Exception) -> Exception:
+        if _code(error) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+            return StoreDamaged(self.address, first_line(error))
+        return super()._named(error)
 
     def verify_exclusive_access(self) -> None:
         """Raise `NotExclusive` if anyone else has the file open. Call it while this store is idle."""
@@ -220,6 +285,7 @@ class SqliteDatabase(Database):
         if not self.owned:
             raise InvalidConfig("open the store by URL for this: an engine of yours stays open")
         self._close_writer()  # our own idle connections would be in the way
+        self.wakeups.rest()
         self._quiet.pool.dispose()
         probe = sqlite3.connect(path, timeout=0, isolation_level=None)
         try:
@@ -230,6 +296,61 @@ class SqliteDatabase(Database):
             raise NotExclusive(path) from exc
         finally:
             probe.close()
+
+
+def _count_handles(engine: Engine, database: SqliteDatabase) -> None:
+    """Know which connections are open, and open none while the process forks."""
+    reference = weakref.ref(database)
+
+    @event.listens_for(engine, "do_connect")
+    def open_it(dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:
+        found = reference()
+        if found is None:
+            return None
+        with found._opening:
+            connection = dialect.connect(*arguments, **options)
+            found._handles.add(id(connection))
+            return connection
+
+    @event.listens_for(engine, "close")
+    def closed(connection: Any, _record: Any) -> None:
+        if found := reference():
+            found._handles.discard(id(connection))
+
+
+def _opened_by(pool: QueuePool) -> int:
+    return pool.checkedin() + pool.checkedout()
+
+
+def _begin_immediate(connection: Connection) -> None:
+    run(connection, "BEGIN IMMEDIATE", {})
+
+
+def _guarded(connection: Connection, begin: Body, body: Body) -> None:
+    """Run this in a transaction of the driver's, and commit it.
+
+    The driver's own `with` commits or rolls back in C, and so without a gap: an exception from a
+    signal handler leaves no transaction open, which would keep all other writers out. A commit that
+    fails is rolled back.
+    """
+    driver: Any = connection.connection.driver_connection
+    try:
+        with driver:
+            begin(connection)
+            body(connection)
+            if connection.in_transaction():  # SQLAlchemy noticed, so it must notice the end too
+                connection.commit()
+    except BaseException:
+        # Also after a commit that failed: SQLAlchemy calls the transaction inactive then, and waits.
+        if connection.get_transaction() is not None:
+            connection.rollback()
+        raise
+
+
+def _code(error: BaseException) -> int | None:
+    """SQLite's code for an error, without its details."""
+    code = getattr(original_of(error), "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
 
 
 def _create_engine(config: Config) -> Engine:
@@ -245,7 +366,7 @@ def _create_engine(config: Config) -> Engine:
         url,
         poolclass=QueuePool,
         pool_timeout=config.retry_for,
-        connect_args={"check_same_thread": False, "timeout": config.sqlite_busy_timeout},
+        connect_args={"check_same_thread": False, "timeout": _busy_timeout(config)},
         **pool,
     )
 
@@ -255,6 +376,11 @@ def _create_engine(config: Config) -> Engine:
         _set_pragmas(connection, config, in_memory=in_memory)
 
     return engine
+
+
+def _busy_timeout(config: Config) -> float:
+    """Seconds that SQLite itself waits for a lock; no longer than a call may take."""
+    return min(config.sqlite_busy_timeout, config.retry_for)
 
 
 def _with_begin(quiet: Engine) -> Engine:
@@ -285,7 +411,7 @@ def _usable_path(database: str, config: Config) -> Path:
 
 def _set_pragmas(connection: sqlite3.Connection, config: Config, *, in_memory: bool) -> None:
     wanted: dict[str, Any] = {
-        "busy_timeout": int(config.sqlite_busy_timeout * 1000),
+        "busy_timeout": int(_busy_timeout(config) * 1000),
         "foreign_keys": 1,
         "synchronous": _SYNCHRONOUS[config.sqlite_synchronous],
     }

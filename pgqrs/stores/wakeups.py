@@ -6,7 +6,8 @@ that runs only while somebody waits:
 
 - PostgreSQL: one connection that listens for NOTIFY (`NotifySentry`);
 - SQLite: the kernel, which tells of writes to the file; where it does not, a look at the file's size
-  and time every few milliseconds (`FileSentry`).
+  and time every few milliseconds (`FileSentry`). It rings only for the queues in which something is
+  new (`queue_news`), since most writes concern others.
 
 A doorbell may ring for nothing, and may fail to ring (behind a pooler, on a dead connection). So
 who waits also looks from time to time by itself: seldom while the sentry is known to hear, and
@@ -18,17 +19,22 @@ from __future__ import annotations
 import random
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
+from pgqrs.repositories import announcements
 from pgqrs.stores.inotify import Changes, watch
 
 SELDOM = 5.0
 OFTEN = 0.5
-RESULTS = "\n"
-"""The doorbell of those who wait for results; no queue has such a name."""
+FOLLOW_UP, FOLLOW_UP_GROWTH = 0.004, 6
+"""Seconds until the first look after it was announced that a process waits, and by how much longer each
+further one takes. Those who were writing at that moment may have seen no announcement: what they write
+rings nobody."""
+RESULTS = announcements.RESULTS
+"""The doorbell of those who wait for results."""
 
 
 class Sentry(ABC):
@@ -39,6 +45,8 @@ class Sentry(ABC):
         self._wanted = threading.Event()
         self._thread: threading.Thread | None = None
         self.ring: Callable[[str | None], None] = lambda queue: None
+        self.waiting: Callable[[], Collection[str]] = lambda: ()
+        """The queues that somebody waits for."""
 
     @property
     @abstractmethod
@@ -64,6 +72,10 @@ class Sentry(ABC):
             self._thread = threading.Thread(target=self.run, name="pgqrs-sentry", daemon=True)
             self._thread.start()
 
+    def rest(self) -> None:
+        """Let go of what is only needed while somebody waits."""
+        return
+
     def stop(self) -> None:
         if self._thread is not None:
             self.stop_soon()
@@ -75,6 +87,19 @@ class Sentry(ABC):
         self._stop.set()
         self._wanted.set()
 
+    # When the process forks: see `forks`
+
+    def before_fork(self) -> None:
+        return
+
+    def after_fork_in_parent(self) -> None:
+        return
+
+    def after_fork_in_child(self) -> None:
+        """There is no thread here."""
+        self._stop, self._wanted = threading.Event(), threading.Event()
+        self._thread = None
+
 
 class Wakeups:
     """The doorbells of one database."""
@@ -85,6 +110,7 @@ class Wakeups:
         self._sentry = sentry
         if sentry is not None:
             sentry.ring = self.ring
+            sentry.waiting = self._queues
 
     def doorbell(self, queue: str, ring: Callable[[], object]) -> Doorbell:
         """A doorbell for a queue. `ring` is called from any thread, and must not block."""
@@ -97,6 +123,30 @@ class Wakeups:
             ringing = [bell for name in names for bell in self._doorbells.get(name, ())]
         for bell in ringing:
             bell.ring()
+
+    def before_fork(self) -> None:
+        if self._sentry is not None:
+            self._sentry.before_fork()
+
+    def after_fork_in_parent(self) -> None:
+        if self._sentry is not None:
+            self._sentry.after_fork_in_parent()
+
+    def after_fork_in_child(self) -> None:
+        """Those who waited did so in threads of the parent."""
+        self._lock = threading.Lock()
+        self._doorbells = {}
+        if self._sentry is not None:
+            self._sentry.after_fork_in_child()
+
+    def _queues(self) -> Collection[str]:
+        with self._lock:
+            return list(self._doorbells)
+
+    def rest(self) -> None:
+        """Nobody waits: let go of what is only needed meanwhile."""
+        if self._sentry is not None:
+            self._sentry.rest()
 
     @property
     def hears(self) -> bool:
@@ -150,21 +200,48 @@ class Doorbell:
         self._wakeups._remove(self)
 
 
+class News(Protocol):
+    """Tells whether something was committed, and in which queues there may be something new."""
+
+    def moved(self) -> bool | None:
+        """True if something was committed since the last call; None if that cannot be told."""
+
+    def of(self, names: Collection[str]) -> Iterable[str]:
+        """Those of these queues in which something is new; all, if that cannot be told."""
+
+    def close(self) -> None:
+        """Let go of the file until the next call."""
+
+    def before_fork(self) -> None:
+        """Let go of the file until `after_fork_in_parent`."""
+
+    def after_fork_in_parent(self) -> None: ...
+
+    def after_fork_in_child(self) -> None: ...
+
+
 class FileSentry(Sentry):
     """Hears from the kernel that a file was written to, and looks now and then whether it missed
     that. Where the kernel does not tell, it looks often, which is no query and costs microseconds.
+
+    A write is heard before it is committed: a commit is on the disk before others may see it. So
+    after each write it looks again, soon and then less often, whether something was committed.
     """
 
     EVERY = 0.004
-    """Seconds between looks where there is nothing to hear, and between rings in any case."""
+    """Seconds between looks where there is nothing to hear."""
+    BETWEEN_RINGS = 0.0015
+    """Seconds at the least, however often there is a commit."""
     RARELY = 0.1
-    SETTLE = 0.001
+    SETTLE = 0.0005
     """Seconds from the first write of a commit to its end, as a rule."""
 
-    def __init__(self, *paths: str) -> None:
+    def __init__(self, *paths: str, news: News | None = None) -> None:
         super().__init__()
         self._paths = paths
+        self._news = news
         self._changes: Changes | None = None
+        self._seen: list[tuple[int, int]] = []
 
     @property
     def hears(self) -> bool:
@@ -173,17 +250,19 @@ class FileSentry(Sentry):
     def run(self) -> None:
         directory = Path(self._paths[0]).absolute().parent
         self._changes = watch(directory, [Path(path).name for path in self._paths])
-        seen = self._look()
+        self._has_moved(False)
         self.ring(None)  # whatever came before that
+        pause = self.RARELY
         while not self._stop.is_set():
-            changed = self._wait()
+            heard = self._wait(pause)
+            pause = self.SETTLE if heard else min(2 * pause, self.RARELY)
             if not self._wanted.is_set():
+                self.rest()
                 self._wanted.wait()
-            now = self._look()
-            if changed or now != seen:
-                seen = now
-                self.ring(None)
-                self._stop.wait(self.EVERY)
+            if self._has_moved(heard):
+                self._tell()
+                self._stop.wait(self.BETWEEN_RINGS)
+        self.rest()
 
     def stop(self) -> None:
         self._stop.set()
@@ -194,15 +273,55 @@ class FileSentry(Sentry):
             self._changes.close()
             self._changes = None
 
-    def _wait(self) -> bool:
-        """For a change, or until it is time to look. Returns whether there is one."""
+    def rest(self) -> None:
+        if self._news is not None:
+            self._news.close()
+
+    def before_fork(self) -> None:
+        if self._news is not None:
+            self._news.before_fork()
+
+    def after_fork_in_parent(self) -> None:
+        if self._news is not None:
+            self._news.after_fork_in_parent()
+
+    def after_fork_in_child(self) -> None:
+        super().after_fork_in_child()
+        if self._news is not None:
+            self._news.after_fork_in_child()
+        changes, self._changes = self._changes, None
+        if changes is not None:
+            changes.close()  # our copies: the parent's go on
+
+    def _wait(self, seconds: float) -> bool:
+        """For a write, or until it is time to look. Returns whether there was one."""
         if self._changes is None:
             self._stop.wait(self.EVERY)
             return False
-        changed = self._changes.wait(self.RARELY)
-        if changed:
+        heard = self._changes.wait(seconds)
+        if heard:
             self._stop.wait(self.SETTLE)
-        return changed
+        return heard
+
+    def _has_moved(self, heard: bool) -> bool:
+        """Whether there is something new in the file, as far as can be told."""
+        moved = None if self._news is None else self._news.moved()
+        if moved is not None:
+            return moved
+        seen, self._seen = self._seen, self._look()
+        return heard or self._seen != seen
+
+    def _tell(self) -> None:
+        """Ring for the queues in which something is new, and for those who wait for results."""
+        if self._news is None:
+            self.ring(None)
+            return
+        waiting = self.waiting()
+        queues = [name for name in waiting if name != RESULTS]
+        if len(queues) < len(waiting):
+            self.ring(RESULTS)
+        for name in self._news.of(queues) if queues else ():
+            self.ring(name)
 
     def _look(self) -> list[tuple[int, int]]:
         looks: list[tuple[int, int]] = []

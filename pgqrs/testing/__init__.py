@@ -5,6 +5,7 @@ Nothing here is imported by `import pgqrs`.
 """
 
 from pgqrs.testing.clock import ManualClock
-from pgqrs.testing.tasks import assert_enqueued, drain, enqueued, inline
+from pgqrs.testing.inlining import inline
+from pgqrs.testing.tasks import assert_enqueued, drain, enqueued
 
 __all__ = ["ManualClock", "assert_enqueued", "drain", "enqueued", "inline"]

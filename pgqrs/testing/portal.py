@@ -14,11 +14,19 @@ from typing import Any, Self, TypeVar
 
 from pgqrs.aio.bridge import Facade
 from pgqrs.aio.consumer import AsyncHolder
+from pgqrs.aio.transaction import AsyncTransactionWorkflows
 from pgqrs.aio.worker import AsyncWorker
 from pgqrs.aio.workflows import AsyncRun, AsyncStepGuard, AsyncWorkflows
 
 T = TypeVar("T")
-ASYNC = (Facade, AsyncHolder, AsyncWorkflows, AsyncRun, AsyncStepGuard)
+ASYNC = (
+    Facade,
+    AsyncHolder,
+    AsyncWorkflows,
+    AsyncTransactionWorkflows,
+    AsyncRun,
+    AsyncStepGuard,
+)
 
 
 class Portal:
@@ -46,7 +54,9 @@ class Portal:
         return Synced(self, self.run(made))
 
     def wrap(self, value: Any) -> Any:
-        """The sync face of an async facade; everything else as it is."""
+        """The sync face of an async facade, also of those in a list; everything else as it is."""
+        if isinstance(value, list):
+            return [self.wrap(one) for one in value]
         return Synced(self, value) if isinstance(value, ASYNC) else value
 
     def close(self) -> None:

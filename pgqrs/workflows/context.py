@@ -2,36 +2,58 @@
 
 A durable call is a generator (see `flows`) that yields what it needs: a call of the database, a call
 of user code, or to wait. It is written once. A sync run answers it in its thread; an async run
-awaits the answers, so that the event loop is never blocked.
+awaits the answers, so that the event loop is never blocked (see `async_context`).
 
 *Waiting.* In a sync run a call that has to wait raises `Suspend`, and the run ends here until it is
-resumed. An async run may have other branches that can go on: the call *parks*, and only when nothing
-else goes on does the run end here (`AsyncContext.settle`).
+resumed. An async run may have other branches that can go on: there the call waits beside them, and
+only when all of them wait does the run end here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+import time
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import count
 from typing import Any, TypeVar
 
-from pgqrs.errors import InvalidArgument, RunOverdue, StepTimedOut
+from pgqrs.current import StoreOfCall, outside, run_here, store_of_call, store_on
+from pgqrs.errors import LeaseLost, NotDurable, RunOverdue, StepTimedOut
+from pgqrs.producer import NewMessages
 from pgqrs.repositories.starting import ActiveRun
-from pgqrs.repositories.steps import Recorded
-from pgqrs.types import RunStatus
-from pgqrs.workflows.history import Branch, Call, History
-from pgqrs.workflows.interrupts import Cancel, Doom, Interrupt, Pause, Suspend
-from pgqrs.workflows.journal import Journal
-from pgqrs.workflows.trampoline import drive, drive_async
+from pgqrs.repositories.steps import FINAL, NewStep, Recorded
+from pgqrs.stores import Database
+from pgqrs.types import MessageId, RunStatus, StepStatus
+from pgqrs.workflows.failures import E, Escaped, blame
+from pgqrs.workflows.history import (
+    PATCH,
+    Arguments,
+    Branch,
+    Call,
+    History,
+    cut_short,
+    is_cut_short,
+    level_of,
+)
+from pgqrs.workflows.interrupts import (
+    Broken,
+    Cancel,
+    Doom,
+    Expired,
+    Interrupt,
+    Lost,
+    Pause,
+    Suspend,
+)
+from pgqrs.workflows.journal import Journal, RecordedBefore, StepError
+from pgqrs.workflows.trampoline import drive
 
 T = TypeVar("T")
-QUIET_FOR = 50
-"""Turns of the event loop without anything new, after which an async run with branches is idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +61,8 @@ class Persist:
     """Call the database."""
 
     call: Callable[[], Any]
+    holds_user_code: bool = False
+    """True if user code is called in the transaction, and may hang there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +78,21 @@ class Invoke:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Wait until a time, or for news; there is no answer while this run goes on here."""
+    """Wait until a time, or for news. There may be no answer while this run goes on here."""
 
     until: datetime | None
+    for_news: bool = False
+    """Whether news of the run end the wait, too."""
 
 
 Ask = Persist | Invoke | Park
 Flow = Generator[Ask, Any, T]
 """A durable call."""
 
-_current: ContextVar[Context | None] = ContextVar("pgqrs_run", default=None)
+_current: ContextVar[Context | None] = run_here
 _branch: ContextVar[Branch | None] = ContextVar("pgqrs_branch", default=None)
 _slot: ContextVar[asyncio.Semaphore | None] = ContextVar("pgqrs_slot", default=None)
-"""The place among those that may go on at the same time; who parks makes room."""
+"""The place among those that may go on at the same time; who waits makes room."""
 
 
 def current() -> Context | None:
@@ -75,23 +101,29 @@ def current() -> Context | None:
 
 
 @contextmanager
-def outside() -> Iterator[None]:
-    """Code in here is part of no run: a step is user code like any other."""
-    token = _current.set(None)
-    try:
-        yield
-    finally:
-        _current.reset(token)
-
-
-@contextmanager
 def inside(context: Context) -> Iterator[None]:
-    """Code in here is part of a run."""
-    token = _current.set(context)
+    """Code in here is part of a run, up to its end."""
+    token, store = _current.set(context), store_of_call.set(context.store)
     try:
         yield
     finally:
+        context.has_ended = True
+        store_of_call.reset(store)
         _current.reset(token)
+
+
+LONG = 1.0
+"""Seconds after which a step is shown to others while it is being done."""
+
+
+@dataclass(slots=True)
+class InFlight:
+    """An attempt at a step that is being made."""
+
+    record: Callable[[], NewStep]
+    again: bool
+    began: float
+    is_shown: bool = False
 
 
 @dataclass
@@ -105,34 +137,110 @@ class Context:
     """Calls the database for a thread."""
     interrupt: Interrupt | None = None
     root: Branch = field(default_factory=Branch)
+    in_script: bool = False
+    """True if a script runs it, not a worker: then an exit or an interrupt is meant for the script."""
+    given_store: StoreOfCall | None = None
     is_async = False
+
+    def __post_init__(self) -> None:
+        self.store = self.given_store or store_on(self.journal.database)
+        """The store of the run, for its steps."""
+        self.has_ended = False
+        self._thread = threading.get_ident()
+        self._places = count(self.history.last_seq + 1)
+        self.in_flight: dict[str, InFlight] = {}
+        self.limits: list[tuple[datetime, object]] = []
+        """When the timeouts are over that this code is in, the outermost first."""
 
     @property
     def id(self) -> int:
         return self.run.id
 
-    @property
-    def now(self) -> datetime:
-        """When this run was resumed."""
+    def time(self) -> datetime:
+        """The time; in a sync run that at which it was resumed, since it cannot wait here."""
         return self.run.now
 
-    def take(self, name: str) -> Call:
+    def take(self, name: str, arguments: Arguments | None = None) -> Call:
         """The workflow calls this."""
+        self.check_place(name)
         if self.interrupt is not None:
             raise self.interrupt
         try:
-            return self.history.take(self.branch(), name)
+            return self.history.take(self.branch(), name, arguments)
         except Interrupt as exc:
             self.interrupted(exc)
             raise
+
+    def take_patch(self, name: str) -> Call | None:
+        """The workflow asks whether to take a new way; None if it has been past this place before."""
+        self.check_place(PATCH + name)
+        branch, history = self.branch(), self.history
+        if history.is_behind(branch) and not history.has_patch(branch, name):
+            return None
+        return self.take(PATCH + name)
+
+    def check_place(self, what: str) -> None:
+        """Refuse a call that comes from where its place in the history could not be known."""
+        if threading.get_ident() != self._thread:
+            raise NotDurable(
+                what,
+                "a run does not record what threads of the workflow's own do; call it in the workflow "
+                "itself (pgqrs.map has threads for steps), or start the thread in a step",
+            )
+        if self.has_ended:
+            raise NotDurable(what, f"run {self.id} has ended, or goes on elsewhere")
 
     def branch(self) -> Branch:
         """The line of execution this code is in."""
         return self.root
 
+    # Effects: see `effects`, which needs what is here
+
+    def enqueue(self, database: Database | None, new: NewMessages) -> list[MessageId]:
+        """Add messages, once. They are in the run's store, which `database` has to be, if given."""
+        from pgqrs.workflows.effects import enqueue
+
+        return enqueue(self, database, new)
+
+    async def enqueue_async(
+        self,
+        database: Database | None,
+        new: NewMessages,
+        *,
+        call: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None,
+        sender: Callable[[], int | None] | None = None,
+    ) -> list[MessageId]:
+        """The same in an async workflow. `call` reaches the database, and `sender` is who sends."""
+        from pgqrs.workflows.effects import enqueue_async
+
+        return await enqueue_async(self, database, new, call=call, sender=sender)
+
     def interrupted(self, interrupt: Interrupt) -> None:
         """The run does not go on here."""
         self.interrupt = self.interrupt or interrupt
+
+    def invoke(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call user code. What it raises that is no `Exception` is raised as `Escaped`."""
+        try:
+            return function(*args, **kwargs)
+        except Exception:
+            raise
+        except BaseException as exc:
+            if self.is_failure(exc):
+                raise Escaped(exc) from exc
+            raise
+
+    def is_failure(self, error: BaseException) -> bool:
+        """True if what user code raised is its failure, and not meant for others."""
+        if isinstance(error, Interrupt):
+            return False
+        if isinstance(error, asyncio.CancelledError):
+            return not in_event_loop()  # there a statement raises that the task was cancelled
+        return not self.in_script
+
+    def blame(self, error: E, call: Call) -> E:
+        """The error that a durable call raises, as the failure of that call."""
+        return blame(error, call.step_id, after=self.root.position)
 
     def check(self, recorded: Recorded) -> None:
         """A boundary between two steps: the run may have been told to stop."""
@@ -143,13 +251,65 @@ class Context:
         if recorded.overdue:
             raise Doom(RunOverdue(self.id, self.run.deadline_at))
 
-    def perform(self, flow: Flow[Any]) -> Any:
+    # Records
+
+    def step(self, call: Call, status: StepStatus, **values: Any) -> NewStep:
+        """What is to be recorded of a call. One that ends gets its place among the others."""
+        seq = self.order(call) if status in FINAL else None
+        return NewStep(call.step_id, call.position, status, seq=seq, digest=call.digest, **values)
+
+    def order(self, call: Call) -> int:
+        """The place of a call that ends now among all that the run gets to know."""
+        return next(self._places)
+
+    def release(self, call: Call) -> None:
+        """The call did not end after all."""
+
+    def show_long_steps(self) -> None:
+        """Write down which steps have been at work for long. Whoever renews the lease of the run calls
+        this every second or so, from a thread of its own: steps that are quick cost nothing more.
+        """
+        now = time.monotonic()
+        for step in list(self.in_flight.values()):
+            if not step.is_shown and now - step.began >= LONG:
+                step.is_shown = True
+                self.journal.show(self.id, step.record(), again=step.again)
+
+    # Durable calls
+
+    def perform(self, flow: Flow[Any], call: Call | None = None) -> Any:
         """Make a durable call: its value, or in an async run what to await for it."""
         try:
-            return self.drive(flow)
+            return self.drive_call(flow, call)
+        except Expired:
+            raise
         except Interrupt as exc:
             self.interrupted(exc)
             raise
+
+    def directly(self, call: Callable[..., T], *args: Any) -> T:
+        """Make a durable call that is a plain function of the run."""
+        try:
+            return call(self, *args)
+        except Interrupt as exc:
+            self.interrupted(exc)
+            raise
+
+    def write(self, call: Callable[[], T]) -> T:
+        """Call the database; what `persist` does, without a generator."""
+        try:
+            result: T = self.reach(call)
+        except LeaseLost as exc:
+            raise Lost from exc
+        except Exception as exc:
+            raise Broken(exc) from exc
+        return result
+
+    def drive_call(self, flow: Flow[T], call: Call | None) -> T:
+        """Answer what a durable call asks for, which a timeout may cut short."""
+        if self.limits and call is not None:
+            return self._drive_limited(flow, call)
+        return self.drive(flow)
 
     def drive(self, flow: Flow[T]) -> T:
         """Answer what a durable call asks for."""
@@ -162,8 +322,55 @@ class Context:
             raise Suspend(ask.until)
         with outside():
             if ask.timeout is None:
-                return ask.function(*ask.args, **ask.kwargs)
-            return _in_time(ask, ask.timeout)
+                return self.invoke(ask.function, *ask.args, **ask.kwargs)
+            return self.invoke(_in_time, ask, ask.timeout)
+
+    def _drive_limited(self, flow: Flow[T], call: Call) -> T:
+        """A call inside of a timeout: where it would wait beyond the limit, it is cut short. That is on
+        record, so that it is cut short whenever the run is replayed.
+        """
+        level = _limit_of(call)
+        if level is not None and level < len(self.limits):
+            raise Expired(self.limits[level][1])
+        try:
+            return self.drive(flow)
+        except Suspend as exc:
+            level = min(range(len(self.limits)), key=lambda level: self.limits[level][0])
+            limit, timer = self.limits[level]
+            if limit > self.time():
+                until = limit if exc.until is None else min(limit, exc.until)
+                raise Suspend(until) from None
+            step = self.step(call, StepStatus.CANCELLED, error=cut_short(level))
+            self.check(self.drive(persist(lambda: self.journal.record_cancelled(self.id, step))))
+            raise Expired(timer) from None
+
+
+def persist(call: Callable[[], T], *, holds_user_code: bool = False) -> Flow[T]:
+    """Call the database. Its errors are none of the workflow's: they end the run here."""
+    try:
+        result: T = yield Persist(call, holds_user_code)
+    except (StepError, RecordedBefore):
+        raise
+    except LeaseLost as exc:
+        raise Lost from exc
+    except Exception as exc:
+        raise Broken(exc) from exc
+    return result
+
+
+def in_event_loop() -> bool:
+    """True if this is the thread of an event loop that runs."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _limit_of(call: Call) -> int | None:
+    """Which timeout cut the call short when it was recorded."""
+    record = call.record
+    return level_of(record) if record is not None and is_cut_short(record) else None
 
 
 def _in_time(ask: Invoke, timeout: float) -> Any:
@@ -186,140 +393,3 @@ def _in_time(ask: Invoke, timeout: float) -> Any:
     if not succeeded:
         raise value
     return value
-
-
-@dataclass
-class AsyncContext(Context):
-    """A run of an async workflow."""
-
-    offload: Callable[[Callable[[], Any]], Awaitable[Any]] = field(kw_only=True)
-    """Calls the database for the event loop."""
-    is_async = True
-
-    def __post_init__(self) -> None:
-        self._parked: list[datetime | None] = []
-        self._in_flight: set[asyncio.Task[Any]] = set()
-        self._stirred = asyncio.Event()
-        self._changes = 0
-
-    def branch(self) -> Branch:
-        task, here = asyncio.current_task(), _branch.get()
-        if here is None or task is None:
-            raise InvalidArgument(
-                "step", "an async workflow calls its steps from coroutines, not from threads"
-            )
-        if here.owner is not task:
-            here = here.fork(task)
-            _branch.set(here)
-        return here
-
-    def interrupted(self, interrupt: Interrupt) -> None:
-        super().interrupted(interrupt)
-        self._stir()
-
-    def perform(self, flow: Flow[Any]) -> Coroutine[Any, Any, Any]:
-        return self._perform(flow)
-
-    async def _perform(self, flow: Flow[T]) -> T:
-        task = asyncio.current_task()
-        assert task is not None
-        self._in_flight.add(task)
-        self._changes += 1
-        try:
-            return await drive_async(flow, self._answer_async)
-        except Interrupt as exc:
-            self.interrupted(exc)
-            raise
-        finally:
-            self._in_flight.discard(task)
-            self._stir()
-
-    async def _answer_async(self, ask: Ask) -> Any:
-        if isinstance(ask, Persist):
-            return await self.offload(ask.call)
-        if isinstance(ask, Park):
-            return await self._park(ask.until)
-        with outside():
-            if asyncio.iscoroutinefunction(ask.function):
-                call = ask.function(*ask.args, **ask.kwargs)
-            else:
-                call = asyncio.to_thread(ask.function, *ask.args, **ask.kwargs)
-            if ask.timeout is None:
-                return await call
-            try:
-                async with asyncio.timeout(ask.timeout) as limit:
-                    return await call
-            except TimeoutError as exc:
-                if not limit.expired():
-                    raise
-                raise StepTimedOut(ask.step_id, ask.timeout) from exc
-
-    async def _park(self, until: datetime | None) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._in_flight.discard(task)
-        self._parked.append(until)
-        self._changes += 1
-        slot = _slot.get()
-        if slot is not None:
-            slot.release()
-        self._stir()
-        await asyncio.Event().wait()
-
-    def _stir(self) -> None:
-        self._stirred.set()
-
-    async def run_main(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call the workflow; returns its value, unless it was interrupted."""
-        main = asyncio.create_task(self._main(function, args, kwargs))
-        stirred = None
-        try:
-            while not main.done():
-                stirred = asyncio.ensure_future(self._stirred.wait())
-                await asyncio.wait({main, stirred}, return_when=asyncio.FIRST_COMPLETED)
-                stirred.cancel()
-                self._stirred.clear()
-                if main.done() or await self._is_over(main):
-                    break
-            if main.done() and self.interrupt is None:
-                return main.result()
-            return None
-        finally:
-            if stirred is not None:
-                stirred.cancel()
-            await self._clear_away(main)
-
-    async def _main(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        self.root.owner = asyncio.current_task()
-        _branch.set(self.root)
-        _current.set(self)
-        return await function(*args, **kwargs)
-
-    async def _is_over(self, main: asyncio.Task[Any]) -> bool:
-        """Whether nothing can go on here."""
-        if self.interrupt is not None:
-            # Steps that are being done are finished first if the run is only to pause.
-            return not (isinstance(self.interrupt, Pause) and self._in_flight)
-        if not self._parked or self._in_flight:
-            return False
-        if not await self._is_quiet(main):
-            return False
-        self.interrupt = Suspend(min((t for t in self._parked if t is not None), default=None))
-        return True
-
-    async def _is_quiet(self, main: asyncio.Task[Any]) -> bool:
-        """Whether no branch is about to go on."""
-        seen = self._changes
-        for _ in range(QUIET_FOR):
-            await asyncio.sleep(0)
-            if main.done() or self._in_flight or self._changes != seen or self.interrupt:
-                return False
-        return True
-
-    async def _clear_away(self, main: asyncio.Task[Any]) -> None:
-        left = [task for task in (main, *self._in_flight) if not task.done()]
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-        if main.done() and not main.cancelled():
-            main.exception()  # it was looked at

@@ -4,11 +4,13 @@
 test walks through all of them.
 
 *What a step's record means* when a workflow asks for it (`replay`): a finished step returns or
-raises what it did, one that waits for its next attempt waits, all others are executed.
+raises what it did, one that waits for its next attempt waits, all others are executed. So is one that
+the workflow cut short before: who asks for it here is a workflow that does not cut it short again.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,6 +19,7 @@ from typing import Any
 from pgqrs.retry import Retry
 from pgqrs.types import RunStatus, StepInfo, StepStatus
 
+logger = logging.getLogger("pgqrs.workflows")
 S = RunStatus
 TRANSITIONS: dict[RunStatus, frozenset[RunStatus]] = {
     S.PENDING: frozenset((S.RUNNING, S.PAUSED, S.CANCELLING, S.CANCELLED, S.FAILED)),
@@ -98,7 +101,12 @@ def _is_worth_it(retry_on: RetryOn | None, error: BaseException) -> bool:
         return True
     if isinstance(retry_on, type | tuple):
         return isinstance(error, retry_on)
-    return retry_on(error)
+    try:
+        return retry_on(error)
+    except Exception:
+        # By its type: what an error says may be secret.
+        logger.exception("retry_on failed for %s; the policy decides alone", name_of(error))
+        return True
 
 
 def name_of(error: BaseException) -> str:

@@ -8,25 +8,48 @@ the run is resumed when the message comes back.
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pgqrs.codecs import Signature
-from pgqrs.errors import InvalidPayload, LeaseLost, RunOverdue, StepFailed
+from pgqrs.codecs import Call, Signature
+from pgqrs.current import StoreOfCall
+from pgqrs.error_texts import as_logged, error_text
+from pgqrs.errors import (
+    InvalidArgument,
+    InvalidPayload,
+    LeaseLost,
+    PgqrsError,
+    RecordUnreadable,
+    RunOverdue,
+)
 from pgqrs.outcomes import GivenBack, Outcome, Settled
-from pgqrs.payloads import error_text
 from pgqrs.repositories.starting import ActiveRun
+from pgqrs.repositories.workflows import Ending
 from pgqrs.stores import Database
 from pgqrs.types import ENDED, Message, RunStatus
 from pgqrs.workflows import values
-from pgqrs.workflows.context import AsyncContext, Context, Persist, inside
+from pgqrs.workflows.async_context import AsyncContext
+from pgqrs.workflows.context import Context, Persist, inside
 from pgqrs.workflows.decorators import Workflow
+from pgqrs.workflows.failures import Escaped, failures_of
 from pgqrs.workflows.history import History
-from pgqrs.workflows.interrupts import Broken, Cancel, Doom, Interrupt, Lost, Pause, Suspend
+from pgqrs.workflows.inheriting import watch_threads
+from pgqrs.workflows.interrupts import (
+    Broken,
+    Cancel,
+    Doom,
+    Interrupt,
+    Lost,
+    Mismatch,
+    Pause,
+    Suspend,
+)
 from pgqrs.workflows.journal import Journal
+from pgqrs.workflows.threads import Offload
 from pgqrs.workflows.trampoline import drive, drive_async
 
 logger = logging.getLogger("pgqrs.workflows")
@@ -34,7 +57,7 @@ UNKNOWN_FOR = 10.0
 """Seconds after which a run of a workflow that is not known here is offered again."""
 Registry = Mapping[str, Workflow[..., Any]]
 Reach = Callable[[Callable[[], Any]], Any]
-Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
+Watch = Callable[[Callable[[], None]], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +82,17 @@ Execution = Generator[Persist | Go, Any, Outcome]
 
 
 def registry(workflows: Iterable[Workflow[..., Any]]) -> Registry:
-    """Workflows by name."""
-    return {workflow.name: workflow for workflow in workflows}
+    """Workflows by name. What is none is refused by its name."""
+    known = list(workflows)
+    for given in known:
+        if not isinstance(given, Workflow):
+            hint = (
+                "give it as tasks=[…]"
+                if hasattr(given, "enqueue")
+                else "decorate it with @workflow"
+            )
+            raise InvalidArgument("workflows", f"{given!r} is no workflow; {hint}")
+    return {workflow.name: workflow for workflow in known}
 
 
 def is_run(message: Message) -> bool:
@@ -82,17 +114,27 @@ def execute(
     *,
     begun: ActiveRun | None = None,
     reach: Reach = lambda call: call(),
+    watch: Watch = lambda show: None,
+    in_script: bool = False,
+    store: StoreOfCall | None = None,
 ) -> Outcome:
     """Run a sync workflow in this thread. `reach` calls the database, if that takes more than that.
-    A run that has `begun` need not be looked for.
+    A run that has `begun` need not be looked for. `watch` is given what to call every second or so, to
+    show which steps take long. `store` is that of its steps, if threads cannot use the database.
     """
     journal = Journal(database, message)
+    watch_threads()
 
     def go(ask: Go) -> Gone:
-        context = Context(ask.run, journal, History(ask.records), reach)
+        context = Context(
+            *(ask.run, journal, History(ask.records), reach),
+            in_script=in_script,
+            given_store=store,
+        )
+        watch(context.show_long_steps)
         with inside(context):
             try:
-                args, kwargs = values.load_arguments(ask.workflow.signature, ask.run.input)
+                args, kwargs = _arguments(ask)
                 return _gone(context, ask.workflow.function(*args, **kwargs))
             except BaseException as exc:
                 return _gone(context, None, exc)
@@ -110,16 +152,30 @@ async def execute_async(
     *,
     begun: ActiveRun | None = None,
     offload: Offload,
+    host: Offload | None = None,
+    watch: Watch = lambda show: None,
+    in_script: bool = False,
+    store: StoreOfCall | None = None,
 ) -> Outcome:
-    """Run an async workflow in this event loop."""
+    """Run an async workflow in this event loop. `offload` calls the database; `host` does that for
+    transactions which hold user code.
+    """
     journal = Journal(database, message)
+    watch_threads()
 
     async def go(ask: Go) -> Gone:
-        context = AsyncContext(ask.run, journal, History(ask.records), offload=offload)
+        context = AsyncContext(
+            *(ask.run, journal, History(ask.records)),
+            given_store=store,
+            offload=offload,
+            host=host or offload,
+            in_script=in_script,
+        )
+        watch(context.show_long_steps)
         try:
-            args, kwargs = values.load_arguments(ask.workflow.signature, ask.run.input)
+            args, kwargs = _arguments(ask)
             return _gone(context, await context.run_main(ask.workflow.function, args, kwargs))
-        except Exception as exc:
+        except (Exception, Interrupt) as exc:
             return _gone(context, None, exc)
 
     return await drive_async(
@@ -128,13 +184,33 @@ async def execute_async(
     )
 
 
+def _arguments(ask: Go) -> Call:
+    """The arguments of the run. If they cannot be read, and the run has done something already, then it
+    is the code that was changed.
+    """
+    signature = ask.workflow.signature
+    try:
+        call = values.load_arguments(signature, ask.run.input)
+        signature.bind(call)
+    except Exception as exc:
+        if not ask.records:
+            raise
+        reason = f"{type(exc).__name__}: {exc}"
+        raise Mismatch(RecordUnreadable("its arguments", reason)) from exc
+    return call
+
+
 def _gone(context: Context, value: Any, error: BaseException | None = None) -> Gone:
     """An interrupt counts, whatever the workflow made of it."""
     if context.interrupt is not None:
         return Gone(interrupt=context.interrupt)
+    if isinstance(error, Mismatch):
+        return Gone(interrupt=error)
+    if isinstance(error, Escaped):
+        error = error.error
+    elif error is not None and not isinstance(error, Exception) and not context.is_failure(error):
+        raise error
     if error is not None:
-        if not isinstance(error, Exception):
-            raise error
         return Gone(error=error)
     try:
         context.history.check_end()
@@ -148,7 +224,13 @@ def _execution(
 ) -> Execution:
     try:
         run: ActiveRun | None = begun or (yield Persist(journal.activate))
-        if run is None or run.status in ENDED:
+        if run is None:
+            name = message.payload["workflow"]
+            error = f"the message names the workflow {name}, but no run has this message"
+            if (yield Persist(partial(journal.refuse, error))):
+                logger.error("message %d was archived as failed: %s", message.id, error)
+            return Settled()
+        if run.status in ENDED:
             yield Persist(journal.drop)
             return Settled()
         if (end := _told(run)) is not None:
@@ -157,6 +239,8 @@ def _execution(
         if workflow is None:
             logger.warning("run %d is of workflow %s, which is not known here", run.id, run.name)
             return GivenBack(delay=UNKNOWN_FOR)
+        if message.attempt > 1:
+            yield Persist(journal.forgive)
         records = []
         if message.read_ct > 1 or run.has_past:
             records = yield Persist(partial(journal.history, run.id))
@@ -185,16 +269,19 @@ def _settle(
     match gone.interrupt:
         case None:
             ending = _ending(journal, run, gone, signature)
-            return Settled((yield Persist(partial(journal.end, run, **ending))))
-        case Suspend(until=until):
-            return (yield from _wait(journal, run, until))
+            return Settled((yield Persist(partial(journal.end, run, ending))))
+        case Suspend(until=until, nudge_ct=nudge_ct):
+            seen = run.nudge_ct if nudge_ct is None else nudge_ct
+            return (yield from _wait(journal, run, until, seen))
         case Pause():
-            return (yield from _wait(journal, run, None))
+            return (yield from _wait(journal, run, None, run.nudge_ct))
+        case Mismatch(error=error):
+            return (yield from _park(journal, run, error))
         case Cancel():
             return (yield from _cancel(journal, run))
         case Doom(error=error):
-            text = error_text(f"{type(error).__module__}.{type(error).__qualname__}: {error}")
-            ended = yield Persist(partial(journal.end, run, RunStatus.FAILED, error=text))
+            failed = Ending(RunStatus.FAILED, error=_said(journal, error))
+            ended = yield Persist(partial(journal.end, run, failed))
             logger.error("run %d of %s failed: %s", run.id, run.name, error)
             return Settled(ended)
         case Lost():
@@ -204,30 +291,46 @@ def _settle(
     raise AssertionError(gone)
 
 
-def _wait(journal: Journal, run: ActiveRun, until: Any) -> Execution:
-    status = yield Persist(partial(journal.suspend, until=until, nudge_ct=run.nudge_ct))
+def _park(journal: Journal, run: ActiveRun, error: PgqrsError) -> Execution:
+    """The run cannot go on with this code. It is not failed for that: it goes on with other code."""
+    reason = _said(journal, error)
+    logger.error("run %d of %s is paused: %s", run.id, run.name, reason)
+    status = yield Persist(partial(journal.park, reason))
+    if status is RunStatus.CANCELLING:
+        return (yield from _cancel(journal, run))
+    return Settled()
+
+
+def _said(journal: Journal, error: PgqrsError) -> str:
+    text = f"{type(error).__module__}.{type(error).__qualname__}: {error}"
+    return error_text(text, journal.database.config) or ""
+
+
+def _wait(journal: Journal, run: ActiveRun, until: Any, nudge_ct: int) -> Execution:
+    status = yield Persist(partial(journal.suspend, until=until, nudge_ct=nudge_ct))
     if status is RunStatus.CANCELLING:
         return (yield from _cancel(journal, run))
     return Settled()
 
 
 def _cancel(journal: Journal, run: ActiveRun) -> Execution:
-    return Settled((yield Persist(partial(journal.end, run, RunStatus.CANCELLED))))
+    return Settled((yield Persist(partial(journal.end, run, Ending(RunStatus.CANCELLED)))))
 
 
-def _ending(
-    journal: Journal, run: ActiveRun, gone: Gone, signature: Signature | None
-) -> dict[str, Any]:
+def _ending(journal: Journal, run: ActiveRun, gone: Gone, signature: Signature | None) -> Ending:
     if gone.error is None:
         assert signature is not None
         try:
             text = values.dump_result(signature, gone.value, journal.database.config)
-            return {"status": RunStatus.COMPLETED, "output": text}
+            return Ending(RunStatus.COMPLETED, output=text)
         except InvalidPayload as exc:
             gone = Gone(error=exc)
-    logger.error("run %d of %s failed", run.id, run.name, exc_info=gone.error)
-    return {
-        "status": RunStatus.FAILED,
-        "error": error_text(gone.error),
-        "failed_step": gone.error.step if isinstance(gone.error, StepFailed) else None,
-    }
+    text, traceback = as_logged(gone.error, journal.database.config)
+    logger.error("run %d of %s failed%s", run.id, run.name, text, exc_info=traceback)
+    failures = failures_of(gone.error)
+    return Ending(
+        RunStatus.FAILED,
+        error=error_text(gone.error, journal.database.config),
+        failed_step=failures.steps[0] if failures.steps else None,
+        failed_by=json.dumps(failures._asdict()) if failures.steps else None,
+    )

@@ -10,8 +10,15 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Self
 
-from pgqrs.errors import InvalidArgument, LeaseLost, RunEnded, StepFailed, StepNotReady
-from pgqrs.payloads import error_text
+from pgqrs.error_texts import error_message, error_text
+from pgqrs.errors import (
+    ConstraintViolated,
+    InvalidArgument,
+    LeaseLost,
+    RunEnded,
+    StepFailed,
+    StepNotReady,
+)
 from pgqrs.repositories import steps, workflows
 from pgqrs.stores import Database
 from pgqrs.types import Duration, StepInfo, StepStatus, seconds
@@ -45,16 +52,18 @@ class StepGuard:
     def fail(self, error: str | BaseException) -> None:
         """It failed for good."""
         kind = decide.name_of(error) if isinstance(error, BaseException) else "Error"
-        facts = {"type": kind, "message": error_text(str(error))}
-        text = values.dump(facts, self._database.config)
-        self._end(StepStatus.FAILED, output=text, error=error_text(error))
+        config = self._database.config
+        facts = {"type": kind, "message": error_message(error, config)}
+        text = values.dump(facts, config)
+        self._end(StepStatus.FAILED, output=text, error=error_text(error, config))
 
     def fail_transient(
         self, code: str, message: str = "", retry_after: Duration | None = None
     ) -> None:
         """It failed for a passing reason: it may be acquired again, after so long."""
         wait = None if retry_after is None else seconds("retry_after", retry_after)
-        self._end(StepStatus.PENDING, error=error_text(f"{code}: {message}"), wake_in=wait)
+        text = error_text(f"{code}: {message}", self._database.config)
+        self._end(StepStatus.PENDING, error=text, wake_in=wait)
 
     def _end(
         self,
@@ -66,7 +75,6 @@ class StepGuard:
     ) -> None:
         if self.skipped:
             raise InvalidArgument("step", f"{self.name} is done, and was skipped")
-        now = self._database.now()
         ended = self._database.write(
             lambda c: steps.end_by_hand(
                 c,
@@ -77,7 +85,7 @@ class StepGuard:
                 output=output,
                 error=error,
                 wake_in=wake_in,
-                now=now,
+                now=self._database.now(),
             ),
             single=True,
         )
@@ -100,8 +108,10 @@ class StepGuard:
 
 def acquire_step(database: Database, run_id: int, name: str) -> StepGuard:
     """Begin an attempt at a step of a run that is driven by hand."""
-    now = database.now()
-    acquired = database.write(lambda c: steps.acquire(c, run_id, name, now=now))
+    try:
+        acquired = database.write(lambda c: steps.acquire(c, run_id, name, now=database.now()))
+    except ConstraintViolated:  # somebody else began it at the same moment
+        raise StepNotReady(name, None) from None
     if acquired is None:
         status = database.read(lambda c: workflows.get(c, run_id)).status
         raise RunEnded(run_id, status, "begin a step")

@@ -11,24 +11,24 @@ import asyncio
 import secrets
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from pgqrs.consumer import Holder
-from pgqrs.errors import PgqrsError
+from pgqrs.current import StoreOfCall
+from pgqrs.errors import RunPaused
 from pgqrs.outcomes import Settled
 from pgqrs.repositories import workflows
 from pgqrs.repositories.starting import ActiveRun, Started
 from pgqrs.repositories.workflows import Ended
 from pgqrs.stores import Database
-from pgqrs.types import Message, RunInfo
+from pgqrs.types import Message, RunInfo, RunStatus
 from pgqrs.workflows.context import Persist
 from pgqrs.workflows.decorators import Workflow
-from pgqrs.workflows.execution import Offload, Reach, execute, execute_async, registry
-from pgqrs.workflows.renewals import renewals_of
+from pgqrs.workflows.execution import Reach, execute, execute_async, registry
+from pgqrs.workflows.holding import Hold
 from pgqrs.workflows.starting import start_once
+from pgqrs.workflows.threads import Offload
 from pgqrs.workflows.trampoline import drive, drive_async
 
 LOOK_EVERY = 0.1
@@ -58,21 +58,28 @@ def run_inline(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     *,
+    hold: Hold,
     reach: Reach = lambda call: call(),
+    store: StoreOfCall | None = None,
 ) -> RunInfo | Ended:
     """Run a sync workflow in this thread, to its end."""
-    holder = Holder(database)
 
     def answer(ask: Persist | Carry | Nap) -> Any:
         if isinstance(ask, Persist):
             return reach(ask.call)
         if isinstance(ask, Nap):
             return time.sleep(ask.seconds)
-        lease = _lease(ask.message)
-        renew = partial(reach, partial(holder.extend, ask.message, lease))
-        with renewals_of(database).keep(renew, every=lease / 3):
-            known = registry([workflow])
-            return execute(database, known, ask.message, begun=ask.begun, reach=reach)
+        with hold(ask.message, reach) as watch:
+            return execute(
+                database,
+                registry([workflow]),
+                ask.message,
+                begun=ask.begun,
+                reach=reach,
+                watch=watch,
+                in_script=True,
+                store=store,
+            )
 
     return drive(inline(database, workflow, args, kwargs), answer)
 
@@ -83,23 +90,31 @@ async def run_inline_async(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     *,
+    hold: Hold,
     offload: Offload,
+    host: Offload | None = None,
+    reach: Reach = lambda call: call(),
+    store: StoreOfCall | None = None,
 ) -> RunInfo | Ended:
-    """Run an async workflow in this event loop, to its end."""
-    holder = Holder(database)
+    """Run an async workflow in this event loop, to its end. Threads call the database by `reach`."""
 
     async def answer(ask: Persist | Carry | Nap) -> Any:
         if isinstance(ask, Persist):
             return await offload(ask.call)
         if isinstance(ask, Nap):
             return await asyncio.sleep(ask.seconds)
-        renewing = asyncio.create_task(_keep(holder, ask.message, offload))
-        try:
+        with hold(ask.message, reach) as watch:
             return await execute_async(
-                database, registry([workflow]), ask.message, begun=ask.begun, offload=offload
+                database,
+                registry([workflow]),
+                ask.message,
+                begun=ask.begun,
+                offload=offload,
+                host=host,
+                watch=watch,
+                in_script=True,
+                store=store,
             )
-        finally:
-            renewing.cancel()
 
     return await drive_async(inline(database, workflow, args, kwargs), answer)
 
@@ -123,6 +138,8 @@ def inline(
         run: RunInfo = yield Persist(lambda: database.read(lambda c: workflows.get(c, started.id)))
         if run.has_ended:
             return run
+        if run.status is RunStatus.PAUSED and run.error is not None:
+            raise RunPaused(run.id, run.error)  # it waits for other code than this
         message = yield Persist(partial(_claim, database, worker, started.id))
         carry = None if message is None else Carry(message, None)
         if carry is None:
@@ -130,19 +147,6 @@ def inline(
 
 
 def _claim(database: Database, worker: int, run_id: int) -> Message | None:
-    now = database.now()
     return database.write(
-        lambda c: workflows.claim(c, run_id, worker=worker, now=now), repeatable=True
+        lambda c: workflows.claim(c, run_id, worker=worker, now=database.now()), repeatable=True
     )
-
-
-async def _keep(holder: Holder, message: Message, offload: Offload) -> None:
-    """Renew the lease of a message, until this is cancelled."""
-    while True:
-        await asyncio.sleep(_lease(message) / 3)
-        with suppress(PgqrsError):
-            await offload(partial(holder.extend, message, _lease(message)))
-
-
-def _lease(message: Message) -> float:
-    return max(0.1, (message.vt - (message.dequeued_at or message.vt)).total_seconds())

@@ -19,9 +19,11 @@ class Interrupt(BaseException):
 class Suspend(Interrupt):
     """It waits: until a time, or for news alone."""
 
-    def __init__(self, until: datetime | None) -> None:
+    def __init__(self, until: datetime | None, nudge_ct: int | None = None) -> None:
         super().__init__(f"waits until {until}")
         self.until = until
+        self.nudge_ct = nudge_ct
+        """The news that the run knows of; None for those that it knew of when it was resumed."""
 
 
 class Pause(Interrupt):
@@ -32,8 +34,16 @@ class Cancel(Interrupt):
     """It was told to cancel."""
 
 
+class Mismatch(Interrupt):
+    """It cannot go on with this code: its history says otherwise, or cannot be read by it."""
+
+    def __init__(self, error: PgqrsError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class Doom(Interrupt):
-    """It cannot go on at all: its deadline has passed, or its history says otherwise."""
+    """It cannot go on at all: its deadline has passed."""
 
     def __init__(self, error: PgqrsError) -> None:
         super().__init__(str(error))
@@ -50,3 +60,15 @@ class Broken(Interrupt):
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+class Closed(Interrupt):
+    """The workflow has returned: what it left behind does not go on."""
+
+
+class Expired(Interrupt):
+    """A `pgqrs.timeout` of a sync workflow is over. It ends the block alone, not the run."""
+
+    def __init__(self, timer: object) -> None:
+        super().__init__("a timeout is over")
+        self.timer = timer

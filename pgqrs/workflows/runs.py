@@ -6,20 +6,24 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection
 
+from pgqrs.codecs import Calls, calls_of
+from pgqrs.error_texts import error_text
 from pgqrs.errors import (
     EventTimedOut,
     InvalidArgument,
+    NotDurable,
     ResultTimedOut,
     RunCancelled,
     RunEnded,
     RunFailed,
 )
+from pgqrs.keeper import keeper_of
 from pgqrs.outcomes import Outcome
-from pgqrs.payloads import error_text
 from pgqrs.repositories import events, steps, workflows
 from pgqrs.repositories.starting import Started
 from pgqrs.repositories.workflows import Ended
@@ -34,17 +38,23 @@ from pgqrs.types import (
     RunInfo,
     RunStatus,
     StepInfo,
+    StepStatus,
     seconds,
     whole,
 )
-from pgqrs.workflows import values
+from pgqrs.workflows import cancelling, values
+from pgqrs.workflows.children import signal_run, start_child
+from pgqrs.workflows.context import current
 from pgqrs.workflows.decorators import Workflow
 from pgqrs.workflows.execution import execute, execute_async, is_async, registry
 from pgqrs.workflows.flows import NOTHING
 from pgqrs.workflows.guards import StepGuard, acquire_step
+from pgqrs.workflows.holding import holding
 from pgqrs.workflows.inline import run_inline, run_inline_async
-from pgqrs.workflows.starting import start_once
+from pgqrs.workflows.starting import start_many, start_once
+from pgqrs.workflows.threads import journal_threads, step_threads
 
+T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 Decode = Callable[[Any], Any]
 """What a result is to its caller."""
@@ -53,7 +63,7 @@ SOONEST, LATEST = 0.01, 0.5
 """How long to wait before looking again for what another process does."""
 
 
-class Run:
+class Run(Generic[T_co]):
     """A run of a workflow."""
 
     def __init__(self, database: Database, id: int, decode: Decode = lambda output: output) -> None:
@@ -72,8 +82,17 @@ class Run:
         return self.refresh().status
 
     def steps(self) -> list[StepInfo]:
-        """What it has done, in order."""
-        return self._database.read(lambda c: steps.find(c, self.id))
+        """What it has done, in order. A step that was going on when the run ended is cancelled."""
+
+        def look(connection: Connection) -> list[StepInfo]:
+            found = steps.find(connection, self.id)
+            if not any(step.status is StepStatus.RUNNING for step in found):
+                return found
+            if not workflows.get(connection, self.id).has_ended:
+                return found
+            return [_cut_off(step) for step in found]
+
+        return self._database.read(look)
 
     def events(self, name: str | None = None) -> list[RunEvent]:
         """What it has let others know, in order."""
@@ -93,7 +112,7 @@ class Run:
             raise EventTimedOut(name)
         return default
 
-    def result(self, timeout: Duration | None = None) -> Any:
+    def result(self, timeout: Duration | None = None) -> T_co:
         """What it returned; waits until it has ended, at most so long.
 
         `RunFailed` if it failed, `RunCancelled` if it was cancelled, `ResultTimedOut` if it goes on.
@@ -102,7 +121,8 @@ class Run:
         if ended is None:
             assert timeout is not None
             raise ResultTimedOut(f"run {self.id}", seconds("timeout", timeout))
-        return result_of(ended, self._decode)
+        result: T_co = result_of(ended, self._decode)
+        return result
 
     def _ended(self) -> RunInfo | None:
         run = self.refresh()
@@ -137,11 +157,18 @@ class Run:
     # Telling
 
     def signal(self, name: str, payload: Any = None) -> None:
-        """Say something to it: one `wait_for_event` of this name gets the payload."""
+        """Say something to it: one `wait_for_event` of this name gets the payload.
+
+        In the body of a workflow on the same store it is done once, and in an async one it is awaited.
+        """
+        context = current()
+        if context is not None:
+            told: None = signal_run(context, self.id, name, payload, database=self._database)
+            return told
         text = values.dump(payload, self._database.config)
-        now = self._database.now()
 
         def work(connection: Connection) -> str | None:
+            now = self._database.now()
             run = workflows.get(connection, self.id)
             if run.has_ended:
                 raise RunEnded(self.id, run.status, "get a signal")
@@ -154,47 +181,46 @@ class Run:
         """Let it and its children end: at once if nobody runs it, else at its next step. Returns what
         it is then; one that has ended stays as it is.
         """
-        now = self._database.now()
-
-        def work(connection: Connection) -> tuple[set[str], RunInfo]:
-            ring = workflows.cancel(connection, self.id, now=now)
-            return ring, workflows.get(connection, self.id)
-
-        ring, run = self._database.write(work, repeatable=True)
-        for queue in ring:
-            self._ring(queue)
+        cancelling.cancel(self._database, [self.id])
         self._database.wakeups.ring(RESULTS)
-        return run.status
+        return self.status()
 
     def pause(self) -> None:
         """Let it stop at its next step until it is resumed."""
-        now = self._database.now()
-        if not self._database.write(lambda c: workflows.pause(c, self.id, now=now)):
+        if not self._database.write(
+            lambda c: workflows.pause(c, self.id, now=self._database.now())
+        ):
             self._refuse("be paused", unless=(RunStatus.PAUSED,))
 
     def resume(self) -> None:
-        """Let it go on after a pause."""
-        now = self._database.now()
-        resumed, queue = self._database.write(lambda c: workflows.resume(c, self.id, now=now))
+        """Let it go on after a pause; also one that was paused because its code could not go on."""
+        resumed, queue = self._database.write(
+            lambda c: workflows.resume(c, self.id, now=self._database.now())
+        )
         if not resumed:
             self._refuse("be resumed", unless=workflows.WILLING)
         self._ring(queue)
 
     def retry(self) -> None:
-        """Let a failed run go on from the step that failed. What it has done stays done."""
-        now = self._database.now()
-        queue = self._database.write(lambda c: workflows.retry(c, self.id, now=now))
+        """Let a failed run go on from the call that failed it. What it has done stays done, and a
+        failure that the workflow dealt with stays as it is. A deadline that has passed gives it once
+        more the time that it had at first.
+        """
+        queue = self._database.write(
+            lambda c: workflows.retry(c, self.id, now=self._database.now())
+        )
         if queue is None:
             self._refuse("be retried", unless=())
         self._ring(queue)
 
-    def fork(self, step: str | None = None) -> Run:
+    def fork(self, step: str | None = None) -> Run[T_co]:
         """A new run with the same input that has done what this one did before a step, and goes on
         from there; without a step it has done all of it.
         """
-        now, config = self._database.now(), self._database.config
+        config = self._database.config
 
         def work(connection: Connection) -> tuple[Started, str | None]:
+            now = self._database.now()
             run = workflows.get(connection, self.id)
             if step is not None and steps.get(connection, self.id, step) is None:
                 raise InvalidArgument("step", f"run {self.id} has no step {step!r}")
@@ -227,7 +253,8 @@ class Run:
     def fail(self, error: str | BaseException) -> None:
         """It failed."""
         allowed = (RunStatus.PENDING, RunStatus.RUNNING, RunStatus.PAUSED)
-        self._move("fail", allowed, RunStatus.FAILED, error=error_text(error))
+        text = error_text(error, self._database.config)
+        self._move("fail", allowed, RunStatus.FAILED, error=text)
 
     def _move(
         self,
@@ -238,8 +265,7 @@ class Run:
         output: str | None = None,
         error: str | None = None,
     ) -> None:
-        now = self._database.now()
-        if not self._database.write(
+        ring = self._database.write(
             lambda c: workflows.move_by_hand(
                 c,
                 self.id,
@@ -248,13 +274,16 @@ class Run:
                 has_ended=status in ENDED,
                 output=output,
                 error=error,
-                now=now,
+                now=self._database.now(),
             )
-        ):
+        )
+        if ring is None:
             run = self.refresh()
             if run.message_id is not None:
                 raise InvalidArgument("run", f"run {self.id} is run by workers, not by hand")
             raise RunEnded(self.id, run.status, what)
+        for queue in ring:
+            self._ring(queue)
         self._database.wakeups.ring(RESULTS)
 
     def _refuse(self, what: str, *, unless: Sequence[RunStatus]) -> None:
@@ -278,13 +307,40 @@ class Workflows:
 
     def start(
         self,
-        workflow: Workflow[..., Any],
+        workflow: Workflow[..., T],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Run:
+    ) -> Run[T]:
         """Start a run. `workflow.start(…)` reads better."""
+        context = current()
+        if context is not None:
+            child: Any = start_child(context, workflow, args, kwargs or {}, store=self)
+            return child  # type: ignore[no-any-return]
         arguments = workflow.start_arguments(args, kwargs or {}, self._database.config)
-        return Run(self._database, self._start(arguments).id, workflow.signature.decode_result)
+        return Run(
+            self._database.lasting, self._start(arguments).id, workflow.signature.decode_result
+        )
+
+    def start_many(
+        self,
+        workflow: Workflow[..., T],
+        calls: Calls,
+        *,
+        keys: Iterable[str | None] | None = None,
+    ) -> list[Run[T]]:
+        """Start a run for each of these calls. `workflow.start_many(…)` reads better."""
+        wanted, context = calls_of(calls), current()
+        if context is not None:
+            children: Any = workflow.options(store=self)._start_children(context, wanted, keys)
+            return children  # type: ignore[no-any-return]
+        if not wanted:
+            return []
+        runs, arguments = workflow.start_many_arguments(wanted, keys, self._database.config)
+        started = start_many(self._database, runs, arguments)
+        if started.any_new:
+            self._database.ring(arguments["queue"], elsewhere=started.waited_for)
+        decode = workflow.signature.decode_result
+        return [Run(self._database.lasting, id, decode) for id in started.ids]
 
     def create(
         self,
@@ -294,13 +350,14 @@ class Workflows:
         key: str | None = None,
         queue: str | None = None,
         version: str | None = None,
-    ) -> Run:
+    ) -> Run[Any]:
         """A run by the name of its workflow. Without a queue no worker runs it: drive it by hand, with
         `start`, `acquire_step` and `complete`.
         """
+        refuse_in_body("create", "start it with `workflow.start(…)`, or create it in a step")
         text = values.dump(input, self._database.config)
         arguments = {"name": name, "queue": queue, "input": text, "key": key, "version": version}
-        return Run(self._database, self._start(arguments).id)
+        return Run(self._database.lasting, self._start(arguments).id)
 
     def _start(self, arguments: dict[str, Any]) -> Started:
         started, queue = start_once(self._database, arguments), arguments["queue"]
@@ -310,32 +367,37 @@ class Workflows:
 
     def run_inline(
         self,
-        workflow: Workflow[..., Any],
+        workflow: Workflow[..., T],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    ) -> T:
         """Start a run and run it here to its end. `workflow.run_inline(…)` reads better."""
-        arguments = (workflow, args, kwargs or {})
+        refuse_in_body("run_inline", "use `workflow.start(…).result()`, or do it in a step")
+        call = (self._database, workflow, args, kwargs or {})
+        hold = holding(self._database, keeper_of(self._database))
         if workflow.is_async:
-            ended = asyncio.run(
-                run_inline_async(self._database, *arguments, offload=asyncio.to_thread)
-            )
+            offload, host = journal_threads(self._database).run, step_threads.run
+            ended = asyncio.run(run_inline_async(*call, hold=hold, offload=offload, host=host))
         else:
-            ended = run_inline(self._database, *arguments)
-        return result_of(ended, workflow.signature.decode_result)
+            ended = run_inline(*call, hold=hold)
+        result: T = result_of(ended, workflow.signature.decode_result)
+        return result
 
     def execute(self, message: Message, known: Iterable[Workflow[..., Any]]) -> Outcome:
-        """Run the run of a message that you have dequeued. For loops of your own: a worker does it
-        by itself.
+        """Run the run of a message that you have dequeued, and renew its lease meanwhile. For loops of
+        your own: a worker does it by itself.
         """
-        workflows = registry(known)
-        if is_async(message, workflows):
+        workflows, database = registry(known), self._database
+        call = (database, workflows, message)
+        with holding(database, keeper_of(database))(message, is_fresh=False) as watch:
+            if not is_async(message, workflows):
+                return execute(*call, watch=watch, in_script=True)
+            offload, host = journal_threads(database).run, step_threads.run
             return asyncio.run(
-                execute_async(self._database, workflows, message, offload=asyncio.to_thread)
+                execute_async(*call, offload=offload, host=host, watch=watch, in_script=True)
             )
-        return execute(self._database, workflows, message)
 
-    def handle(self, run_id: int) -> Run:
+    def handle(self, run_id: int) -> Run[Any]:
         """A run by its id."""
         return Run(self._database, run_id)
 
@@ -370,20 +432,22 @@ class Workflows:
 
     def purge(self, *, older_than: Duration = 0.0, status: RunStatus | str | None = None) -> int:
         """Forget runs that ended longer ago than this, in bounded batches. Returns how many."""
-        age, now = seconds("older_than", older_than), self._database.now()
+        age = seconds("older_than", older_than)
         statuses = list(ENDED) if status is None else [_status(status)]
         if not set(statuses) <= ENDED:
             raise InvalidArgument("status", "only runs that have ended can be forgotten")
-        total = 0
-        while True:
-            done = self._database.write(
-                lambda c: workflows.purge(
-                    c, statuses=statuses, older_than=age, limit=BATCH, now=now
-                )
+
+        def batch(connection: Connection, _: int) -> tuple[int, int | None]:
+            done = workflows.purge(
+                connection,
+                statuses=statuses,
+                older_than=age,
+                limit=BATCH,
+                now=self._database.now(),
             )
-            total += done
-            if done < BATCH:
-                return total
+            return done, 0 if done == BATCH else None
+
+        return sum(self._database.write_in_batches(batch))
 
     # By id, as the command line has it
 
@@ -403,11 +467,46 @@ class Workflows:
         """Let a run go on after a pause."""
         self.handle(run_id).resume()
 
+    def resume_all(
+        self,
+        *,
+        name: str | None = None,
+        version: str | None = None,
+        parked: bool | None = None,
+        error: str | None = None,
+    ) -> int:
+        """Let all paused runs go on that match: of this workflow, started with this version, with this
+        text in their error. Returns how many.
+
+        `parked` runs are those that could not go on with the code that was there: their error says
+        why. False leaves those alone.
+        """
+
+        def batch(connection: Connection, after: int) -> tuple[tuple[int, set[str]], int | None]:
+            found = workflows.find_paused(
+                connection,
+                name=name,
+                version=version,
+                parked=parked,
+                error=error,
+                after=after,
+                limit=BATCH,
+            )
+            now = self._database.now()
+            resumed = [workflows.resume(connection, id, now=now) for id in found]
+            queues = {queue for _, queue in resumed if queue is not None}
+            return (sum(done for done, _ in resumed), queues), found[-1] if found else None
+
+        resumed = self._database.write_in_batches(batch)
+        for queue in set[str]().union(*(queues for _, queues in resumed)):
+            self._database.ring(queue)
+        return sum(count for count, _ in resumed)
+
     def retry(self, run_id: int) -> None:
         """Let a failed run go on from the step that failed."""
         self.handle(run_id).retry()
 
-    def fork(self, run_id: int, step: str | None = None) -> Run:
+    def fork(self, run_id: int, step: str | None = None) -> Run[Any]:
         """A new run that has done what another did before a step."""
         return self.handle(run_id).fork(step)
 
@@ -425,6 +524,12 @@ class Workflows:
     ) -> Any:
         """What a run has let others know last under this name."""
         return self.handle(run_id).get_event(name, timeout, default=default)
+
+
+def refuse_in_body(what: str, instead: str) -> None:
+    """Refuse what the body of a workflow would do again whenever its run is resumed."""
+    if current() is not None:
+        raise NotDurable(what, f"a workflow would do it again whenever it is resumed; {instead}")
 
 
 def pauses() -> Iterator[tuple[float, bool]]:
@@ -449,6 +554,13 @@ def result_of(run: RunInfo | Ended, decode: Decode) -> Any:
     if run.status is RunStatus.CANCELLED:
         raise RunCancelled(run.id)
     return decode(run.output)
+
+
+def _cut_off(step: StepInfo) -> StepInfo:
+    """A step of a run that has ended: nobody does it any more."""
+    if step.status is not StepStatus.RUNNING:
+        return step
+    return replace(step, status=StepStatus.CANCELLED)
 
 
 def _status(status: RunStatus | str) -> RunStatus:

@@ -8,12 +8,15 @@ replayed, so that a workflow cannot tell the two apart.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pgqrs.codecs import Call, Signature
 from pgqrs.config import Config
+from pgqrs.errors import InvalidPayload
 from pgqrs.payloads import encode
+from pgqrs.sqltypes import Undecodable
 
 UNCHANGED = (str, int, bool, type(None))
 
@@ -21,6 +24,11 @@ UNCHANGED = (str, int, bool, type(None))
 def dump(value: Any, config: Config) -> str:
     """The JSON text of a value that is JSON; `InvalidPayload` if it is not."""
     return encode(value, max_bytes=config.max_payload_bytes, max_depth=config.max_payload_depth)
+
+
+def dump_stored(value: Any) -> str:
+    """The JSON text of what was stored before, with a little around it: nothing limits that."""
+    return encode(value, max_bytes=sys.maxsize, max_depth=sys.maxsize)
 
 
 def dump_arguments(
@@ -34,6 +42,8 @@ def load_arguments(signature: Signature, input: Any) -> Call:
     """The arguments of a run. One that was created with another input gets it as its argument."""
     if isinstance(input, dict) and set(input) == {"args", "kwargs"}:
         return signature.decode(input)
+    if type(input) is Undecodable:
+        raise InvalidPayload("input", "the stored text is not JSON")
     return Call((input,), {})
 
 
@@ -42,6 +52,16 @@ def dump_result(signature: Signature, value: Any, config: Config) -> str:
     return dump(signature.encode_result(value), config)
 
 
-def as_replayed(signature: Signature, value: Any, text: str) -> Any:
-    """What was returned, as it will be when it is read from history."""
-    return value if type(value) in UNCHANGED else signature.decode_result(json.loads(text))
+def as_recorded(signature: Signature, value: Any, config: Config) -> tuple[Any, str]:
+    """What a step returned as it will be when it is read from history, and as it is recorded.
+
+    Most results are such that nothing can change them on the way; the others are read at once, so
+    that what cannot be read is refused here.
+    """
+    text = dump_result(signature, value, config)
+    if type(value) in UNCHANGED and signature.keeps_scalars:
+        return value, text
+    try:
+        return signature.decode_result(json.loads(text)), text
+    except Exception as exc:
+        raise InvalidPayload("result", f"cannot be read again: {exc}") from exc

@@ -31,7 +31,12 @@ max_client_conn = 500
 
 
 def find() -> str | None:
-    """The program; Debian installs it where only root looks."""
+    """The program that `PGQRS_TEST_PGBOUNCER` names, or one of the system.
+
+    Debian installs it where only root looks.
+    """
+    if named := os.environ.get("PGQRS_TEST_PGBOUNCER"):
+        return named
     return shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 
 
@@ -46,7 +51,7 @@ def in_front_of(server: str, directory: Path) -> Iterator[str]:
     directory.chmod(0o755)
     path.chmod(0o644)
     # It refuses to be root, as PostgreSQL does.
-    identity = {"user": "nobody"} if os.geteuid() == 0 else {}
+    identity = {"user": "nobody", "group": "nogroup"} if os.geteuid() == 0 else {}
     with (directory / "pgbouncer.log").open("wb") as log:
         process = subprocess.Popen(
             [program, str(path)],
@@ -83,7 +88,7 @@ def _free_port() -> int:
 
 
 def _wait_until_it_answers(url: URL, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 100
     while True:
         try:
             psycopg.connect(url.render_as_string(hide_password=False), connect_timeout=2).close()

@@ -6,13 +6,18 @@ They talk in lines: the parent writes commands, the child answers with JSON.
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import sys
 import time
 from typing import Any
 
+from sqlalchemy import Engine, event
+
 import pgqrs
 from pgqrs import moving
+from tests.acceptance import misbehaving
 
 
 def say(answer: Any) -> None:
@@ -114,6 +119,37 @@ def _work_and_log(store: pgqrs.Store, queue: str, number: int) -> list[Any]:
     return log
 
 
+def claim_forever(url: str) -> None:
+    """Claim from `tasks` and ack, as quickly as can be."""
+    with pgqrs.Store(url) as store, store.consumer("tasks") as consumer:
+        say("ready")
+        while True:
+            try:
+                consumer.ack_many(consumer.dequeue(3))
+            except pgqrs.LeaseLost:  # it was stopped for longer than that
+                continue
+
+
+def freeze(url: str) -> None:
+    """Claim from `tasks`, and stand still after as many statements as the parent says."""
+    with pgqrs.Store(url) as store, store.consumer("tasks") as consumer:
+        consumer.dequeue()  # it knows now that the queue has limits
+        say("ready")
+        remaining = int(sys.stdin.readline())
+
+        def count(*_: Any) -> None:
+            nonlocal remaining
+            remaining -= 1
+            if remaining == 0:
+                say("frozen")
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+        event.listen(Engine, "after_cursor_execute", count)
+        consumer.dequeue(5)
+        say("done")
+        sys.stdin.readline()
+
+
 EFFECT = "INSERT INTO effects (message_id, attempt) VALUES ({}, {})"
 
 
@@ -127,19 +163,30 @@ def work(url: str) -> None:
             return 2 * int(message.payload)
 
         say("ready")
-        pgqrs.Worker(store, handlers={"tasks": handle}, concurrency=4, lease=LEASE).run()
-
-
-LEASE = 3
+        pgqrs.Worker(
+            store,
+            handlers={
+                "tasks": handle,
+                misbehaving.TICKS: lambda message: None,
+                **misbehaving.HANDLERS,
+            },
+            workflows=misbehaving.WORKFLOWS,
+            tasks=misbehaving.TASKS,
+            concurrency=8,
+            lease=misbehaving.LEASE,
+            grace=1,
+        ).run()
 
 
 if __name__ == "__main__":
     {
         "buffer": buffer,
+        "claim_forever": claim_forever,
         "copy": copy,
         "drain": drain,
         "drain_and_log": drain_and_log,
         "enqueue_keys": enqueue_keys,
+        "freeze": freeze,
         "hold": hold,
         "enqueue_forever": enqueue_forever,
         "work": work,

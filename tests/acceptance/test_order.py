@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 import pgqrs
-from tests.acceptance.test_processes import children
+from tests.acceptance.test_processes import children, rounds
 
 PROCESSES = 4
-ROUNDS = 3
+ROUNDS, MOST_ROUNDS = 3, 50
 GROUPS, EACH = 8, 8
 
 
@@ -40,7 +40,7 @@ def test_processes_keep_the_order_of_every_group(database: str, store: pgqrs.Sto
     with children("drain_and_log", database, PROCESSES) as racers:
         assert [racer.answer() for racer in racers] == ["ready"] * PROCESSES
         shares: list[int] = []
-        for number in range(ROUNDS):
+        for number in rounds(shares, ROUNDS, MOST_ROUNDS):
             queue = f"round {number}"
             store.admin().create_queue(queue)
             names = [f"group {n % GROUPS}" for n in range(GROUPS * EACH)]
@@ -55,7 +55,6 @@ def test_processes_keep_the_order_of_every_group(database: str, store: pgqrs.Sto
                 expected = [(what, n) for n in range(EACH) for what in ("begin", "end")]
                 assert [(what, n) for _, what, n in mine] == expected
             shares.append(sum(bool(log) for log in logs))
-    assert max(shares) > 1, "they never raced"
 
 
 def test_processes_never_exceed_the_limits(database: str, store: pgqrs.Store) -> None:

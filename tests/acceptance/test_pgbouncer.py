@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,9 @@ import pytest
 from sqlalchemy import make_url
 
 import pgqrs
+from pgqrs.stores import wakeups
 from tests.acceptance import bouncer
+from tests.acceptance.test_wakeups import LONG, until
 
 pytestmark = pytest.mark.skipif(
     bouncer.find() is None, reason="pgbouncer is not installed: apt-get install pgbouncer"
@@ -117,18 +118,17 @@ def test_many_async_clients_on_few_sessions(pooled: str) -> None:
     assert sessions(pooled, "SELECT count(*) FROM pg_prepared_statements") == {0}
 
 
-def test_who_waits_looks_instead_of_listening(pooled: str) -> None:
+def test_who_waits_looks_instead_of_listening(pooled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wakeups, "SELDOM", 10 * LONG)  # who believes that he hears finds nothing
     with pgqrs.Store(pooled) as store, pgqrs.Store(pooled) as other:
         consumer = store.consumer("tasks").open()
         found: list[Any] = []
-        thread = threading.Thread(target=lambda: found.extend(consumer.dequeue(wait=60)))
+        thread = threading.Thread(target=lambda: found.extend(consumer.dequeue(wait=LONG)))
         thread.start()
-        time.sleep(1)
+        until(lambda: bool(store._database.wakeups._doorbells))
         other.producer("tasks").enqueue("found by looking")
-        began = time.monotonic()
         thread.join()
         assert [message.payload for message in found] == ["found by looking"]
-        assert time.monotonic() - began < 30  # and not by the patience of one who hears
         assert not store._database.wakeups.hears
     assert sessions(pooled, "SELECT count(*) FROM pg_listening_channels()") == {0}
 
@@ -136,12 +136,9 @@ def test_who_waits_looks_instead_of_listening(pooled: str) -> None:
 def test_listening_may_go_past_the_pooler(pooled: str, postgres_database: str) -> None:
     with pgqrs.Store(pooled, listen_dsn=postgres_database) as store:
         consumer = store.consumer("tasks").open()
-        thread = threading.Thread(target=lambda: consumer.dequeue(wait=60), daemon=True)
+        thread = threading.Thread(target=lambda: consumer.dequeue(wait=LONG), daemon=True)
         thread.start()
-        deadline = time.monotonic() + 30
-        while not store._database.wakeups.hears:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: store._database.wakeups.hears)
         with pgqrs.Store(pooled) as other:
             other.producer("tasks").enqueue("heard")
         thread.join()
@@ -164,3 +161,19 @@ def test_the_outbox(pooled: str) -> None:
             with store.engine.begin() as connection:
                 store.using(connection).enqueue("tasks", n)
         assert store.admin().queue_stats("tasks").ready == 20
+
+
+def test_waiting_for_locks_is_bounded_and_the_bound_leaks_to_nobody(
+    pooled: str, postgres_database: str
+) -> None:
+    with pgqrs.Store(pooled, retry_for=0.5) as store:
+        with psycopg.connect(postgres_database) as frozen:
+            frozen.execute("SELECT 1 FROM pgqrs_queues FOR UPDATE")
+            for more in ({}, {"key": "a"}):
+                with pytest.raises(pgqrs.StoreUnavailable, match="lock timeout"):
+                    store.producer("tasks").enqueue(1, **more)
+        for n in range(20):
+            store.producer("tasks").enqueue(n)
+            store.producer("tasks").enqueue(n, key=str(n))
+        store.admin().list_queues()
+        assert sessions(pooled, "SHOW lock_timeout") == {"0"}

@@ -68,7 +68,7 @@ def test_sleeping_runs_cost_rows_alone(store: pgqrs.Store) -> None:
         (async_nap if n % 10 == 0 else nap).start(n, store=store)
     work(store)
     assert counted(store) == {"suspended": RUNS}
-    deadline = time.monotonic() + 60  # threads of a worker that has left end by themselves
+    deadline = time.monotonic() + 100  # threads of a worker that has left end by themselves
     while threading.active_count() > threads + 2:  # and the event loop may keep one or two
         assert time.monotonic() < deadline, threading.enumerate()
         time.sleep(0.05)

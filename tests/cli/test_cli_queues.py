@@ -210,3 +210,14 @@ def test_stats(run: Any, run_json: Any, store: pgqrs.Store) -> None:
     heading = run("stats").stdout.split()
     for column in ("ready", "delayed", "leased", "oldest", "paused", "completed", "failed"):
         assert column in heading
+
+
+def test_bounds(run: Any, run_json: Any) -> None:
+    made = run_json("queue", "create", "bounded", "--max-lease", "20", "--max-releases", "3")
+    assert (made["lease"], made["max_lease"], made["max_releases"]) == (20.0, 20.0, 3)
+    assert "20 s of lease, 3 releases" in run("queue", "show", "bounded").stdout
+    assert run("queue", "configure", "bounded", "--lease", "21").exit_code == 1
+    changed = run_json("queue", "configure", "bounded", "--max-lease", "1m", "--lease", "1m")
+    assert (changed["lease"], changed["max_lease"]) == (60.0, 60.0)
+    changed = run_json("queue", "configure", "bounded", "--no-limits")
+    assert (changed["max_lease"], changed["max_releases"]) == (None, None)

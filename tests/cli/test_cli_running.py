@@ -21,7 +21,7 @@ def add(a: int, b: int = 1) -> int:
 def fail():
     raise LookupError("nothing there")
 
-some = [add]
+some = [fail]
 """
 
 
@@ -59,8 +59,10 @@ def test_a_task_from_the_command_line(run: Any, run_json: Any, says: Any) -> Non
 
 def test_a_failed_task_and_a_part_of_a_module(run: Any, says: Any) -> None:
     says("task", "enqueue", "sums:fail", "--queue", "tasks")
+    says("task", "enqueue", "sums:add", "1", "--queue", "tasks")
     says("worker", "run", "sums:some", "--until-empty")
-    assert "nothing there" in run("task", "result", "1").output
+    assert "nothing there" in run("task", "result", "1", "--timeout", "10").output
+    assert says("task", "status", "2") == "delayed\n"  # for a worker that knows it
 
 
 def test_what_is_no_module_of_tasks(run: Any) -> None:
@@ -84,6 +86,28 @@ def test_schedules(run: Any, run_json: Any, says: Any) -> None:
     assert json.loads(says("task", "result", "3")) == 2
     assert "forgotten" in says("schedule", "delete", "daily")
     assert "does not exist" in run("schedule", "delete", "daily").output
+
+
+def test_a_schedule_of_a_workflow(run: Any, run_json: Any, says: Any) -> None:
+    say = ("schedule", "create", "nightly", "--cron", "0 3 * * *")
+    assert "one of them" in run(*say).output
+    assert "--payload needs a --queue" in run(*say, "--payload", "1").output
+    assert "no JSON list" in run(*say, "--workflow", "ingest", "--args", "{}").output
+    assert (
+        "expected 5 fields, got 6"
+        in run(
+            *("schedule", "create", "often", "--cron", "* * * * * *", "--workflow", "ingest")
+        ).output
+    )
+    says(*say, "--workflow", "ingest", "--args", "[1]", "--kwargs", '{"by": 2}')
+    assert "Started run 1." in says("schedule", "trigger", "nightly")
+    past = ("--from", "2020-01-01T00:00Z", "--to", "2020-01-03T00:00Z")
+    assert "2 run(s)" in says("schedule", "backfill", "nightly", *past)
+    (listed,) = run_json("schedule", "list")
+    assert (listed["workflow"], listed["queue"]) == ("ingest", "workflows")
+    assert "schedule(s) nightly" in run("queue", "delete", "workflows").output
+    says("queue", "delete", "workflows", "--force", "--yes")
+    assert "error" in says("schedule", "list")
 
 
 def test_top(says: Any) -> None:

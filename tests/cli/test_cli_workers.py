@@ -41,8 +41,19 @@ def test_purge(run: Any, run_json: Any, store: pgqrs.Store) -> None:
     assert run_json("worker", "list") == []
 
 
-@pytest.mark.parametrize("command", ["suspend", "resume", "stop"])
+@pytest.mark.parametrize("command", ["suspend", "resume", "stop", "release"])
 def test_unknown_worker(run: Any, command: str) -> None:
     result = run("worker", command, "999")
     assert result.exit_code == 1
     assert result.stderr == "Error: worker 999 does not exist\n"
+
+
+def test_release(run: Any, run_json: Any, store: pgqrs.Store) -> None:
+    run("enqueue", "tasks", "1")
+    with store.consumer("tasks", lease=3600) as lost, store.consumer("tasks") as other:
+        lost.dequeue()
+        released = run_json("worker", "release", str(lost.worker_id))
+        assert released == {"worker": lost.worker_id, "released": 1}
+        assert len(other.dequeue()) == 1
+        said = run("worker", "release", str(lost.worker_id)).stdout
+        assert said == f"Gave back 0 message(s) of worker {lost.worker_id}.\n"

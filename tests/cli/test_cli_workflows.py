@@ -75,6 +75,18 @@ def test_control(run: Any, run_json: Any, store: pgqrs.Store) -> None:
     assert run_json("workflow", "purge", "--older-than", "0s")["purged"] == 2
 
 
+def test_all_that_match_are_resumed(run: Any, run_json: Any, store: pgqrs.Store) -> None:
+    ids = [str(run_json("workflow", "start", "ask", "1")["id"]) for _ in range(3)]
+    for id in ids:
+        run("workflow", "pause", id)
+    assert "0 run(s)" in run("workflow", "resume", "--all", "--parked").stdout
+    assert "0 run(s)" in run("workflow", "resume", "--all", "--error", "mismatch").stdout
+    assert "3 run(s)" in run("workflow", "resume", "--all", "--name", "ask").stdout
+    assert run("workflow", "resume").exit_code != 0
+    assert run("workflow", "resume", ids[0], "--all").exit_code != 0
+    assert run("workflow", "resume", ids[0], "--name", "ask").exit_code != 0
+
+
 def test_what_cannot_be_used_is_explained(run: Any) -> None:
     assert "not JSON" in run("workflow", "start", "ask", "text").output
     assert "JSON object" in run("workflow", "start", "ask", "--kwargs", "[1]").output

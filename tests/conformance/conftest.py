@@ -300,7 +300,56 @@ MAKERS: dict[tuple[str, str], tuple[str | None, Callable[..., Harness]]] = {
 }
 
 
-@pytest.fixture(params=MAKERS, ids="-".join)
+TELLING = {
+    ("sqlite", "sync"),
+    ("sqlite", "async"),
+    ("postgres", "sync"),
+    ("postgres", "async"),
+    ("s3-durable", "async"),
+}
+"""Together they use nearly every line: `nox` runs these, and `nox -s full` the others."""
+LOGIC = frozenset(
+    f"test_{name}"
+    for name in (
+        *("payloads", "hostile", "results", "sending_many", "errors_kept"),
+        *("workflows", "replaying", "effects", "controlling", "awaiting_runs", "retrying"),
+        *("crashing", "long_steps", "scheduling"),
+        *("tasking", "working", "misbehaving", "draining", "message_logs", "current_messages"),
+    )
+)
+"""Modules of what is built on the calls that all others test. They are marked `logic`."""
+TELLING_OF_LOGIC = ("sqlite-sync", "postgres-async")
+TWINS = (
+    *("sqlite-async", "sqlite-memory-sync", "sqlite-engine-async", "postgres-sync"),
+    *("postgres-engine-async", "s3-durable-sync", "s3-local-async"),
+)
+"""Variants on which `logic` runs by hand only, `nox -s twins`: each backend has it sync or async."""
+
+
+def _variant(backend: str, face: str) -> Any:
+    """A parameter that is marked with its database, and with `telling` if it is."""
+    marks = [getattr(pytest.mark, backend.partition("-")[0])]
+    if (backend, face) in TELLING:
+        marks.append(pytest.mark.telling)
+    return pytest.param((backend, face), id=f"{backend}-{face}", marks=marks)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem in LOGIC:
+            _mark_logic(item, item.name.partition("[")[2])
+
+
+def _mark_logic(item: pytest.Item, variant: str) -> None:
+    item.add_marker("logic")
+    if not variant.startswith(TELLING_OF_LOGIC):
+        item.own_markers = [mark for mark in item.own_markers if mark.name != "telling"]
+    if variant.startswith(TWINS):
+        item.add_marker("twin")
+
+
+@pytest.fixture(params=[_variant(*key) for key in MAKERS])
 def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
     needs, make = MAKERS[request.param]
     arguments = [] if needs is None else [request.getfixturevalue(needs)]

@@ -95,8 +95,6 @@ def test_the_s3_examples(
     source: str, data: int, moto: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare_bucket(moto, tmp_path, monkeypatch)
-    with pgqrs.Store("s3://my-pgqrs-bucket", upgrade=True) as store:
-        store.admin().create_queue("jobs")
     (message,) = run(source, S3Store=pgqrs.S3Store)["job"]  # type: ignore[misc]
     assert message.payload == {"data": data}
     assert not list(tmp_path.rglob("set-aside"))

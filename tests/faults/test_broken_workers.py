@@ -15,7 +15,7 @@ def test_it_claims_nothing_more_if_it_breaks_while_the_loop_is_about_to_claim(
     flushing = Event()
 
     def handle(message: Message) -> None:
-        flushing.wait(30)
+        flushing.wait(100)
         raise ProcessBroken("the engine is gone")
 
     with Store(database, upgrade=True) as store:

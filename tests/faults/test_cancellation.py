@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import Engine, create_engine, event, text
 
 import pgqrs
 from pgqrs.config import parse_dsn
+
+
+@contextmanager
+def statements() -> Iterator[list[str]]:
+    """What is sent to databases meanwhile."""
+    sent: list[str] = []
+
+    def listen(_c: Any, _k: Any, statement: str, _p: Any, _x: Any, _m: Any) -> None:
+        sent.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", listen)
+    try:
+        yield sent
+    finally:
+        event.remove(Engine, "before_cursor_execute", listen)
 
 
 async def cancelled_dequeue(database: str) -> list[pgqrs.Message]:
@@ -25,8 +43,10 @@ async def cancelled_dequeue(database: str) -> list[pgqrs.Message]:
             lock.exec_driver_sql("BEGIN IMMEDIATE")
         else:
             lock.execute(text("LOCK TABLE pgqrs_messages IN ACCESS EXCLUSIVE MODE"))
-        waiting = asyncio.create_task(consumer.dequeue())
-        await asyncio.sleep(0.2)
+        with statements() as sent:
+            waiting = asyncio.create_task(consumer.dequeue())
+            while not sent:
+                await asyncio.sleep(0.01)
         assert not waiting.done()
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -50,7 +70,7 @@ def test_a_timeout_is_kept_though_the_database_is_slow(database: str) -> None:
             async with store.admin() as admin:
                 await admin.create_queue("tasks")
             consumer = await store.consumer("tasks")
-            await asyncio.wait_for(consumer.dequeue(), timeout=30)
+            await asyncio.wait_for(consumer.dequeue(), timeout=100)
 
     asyncio.run(main())
 

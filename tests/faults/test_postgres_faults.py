@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Connection, create_engine, text
+from sqlalchemy import Connection, create_engine, make_url, text
+from sqlalchemy.exc import DataError, OperationalError, ProgrammingError
 
 import pgqrs
 from pgqrs.config import parse_dsn
@@ -47,7 +50,7 @@ def open_store(request: pytest.FixtureRequest) -> Iterator[Opener]:
 
 @pytest.fixture
 def store(server: LocalPostgres, open_store: Opener) -> Any:
-    store = open_store(server.dsn)
+    store = open_store(server.dsn, retry_for=240)  # on a busy machine servers start slowly
     clean(store)
     return store
 
@@ -60,9 +63,10 @@ def proxy(server: LocalPostgres) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def through_proxy(store: Any, proxy: Proxy, open_store: Opener) -> Any:
+def through_proxy(server: LocalPostgres, store: Any, proxy: Proxy, open_store: Opener) -> Any:
     """A store on the same database whose answers can be lost."""
-    return open_store(f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres")
+    url = make_url(server.dsn).set(port=proxy.port)
+    return open_store(url.render_as_string(hide_password=False))
 
 
 def clean(store: Any) -> None:
@@ -122,9 +126,222 @@ def test_a_server_that_stays_away_is_an_error_in_bounded_time(
         server.start()
 
 
-def test_a_refused_login_is_not_waited_for(server: LocalPostgres) -> None:
-    with pytest.raises(Exception, match="does not exist"):
-        pgqrs.Store(f"postgresql://postgres@127.0.0.1:{server.port}/missing", retry_for=600)
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("127.0.0.1:{port}/missing", "does not exist"),
+        ("no-such-host.invalid:{port}/postgres", "no-such-host.invalid"),
+    ],
+)
+def test_a_database_that_is_not_there_is_told_when_it_is_opened(
+    server: LocalPostgres, open_store: Opener, where: str, said: str
+) -> None:
+    address, password = where.format(port=server.port), make_url(server.dsn).password
+    with pytest.raises(pgqrs.StoreUnavailable, match=said) as caught:
+        open_store(f"postgresql://postgres:{password}@{address}", retry_for=600)
+    assert caught.value.address == address
+    assert address in str(caught.value)
+    assert str(password) not in str(caught.value)
+    assert isinstance(caught.value.__cause__, OperationalError)
+
+
+def test_a_database_that_is_dropped_later_is_told_as_well(
+    server: LocalPostgres, open_store: Opener
+) -> None:
+    with psycopg.connect(server.dsn, autocommit=True) as admin:
+        admin.execute("CREATE DATABASE doomed")
+        doomed = make_url(server.dsn).set(database="doomed")
+        store = open_store(doomed, upgrade=True, retry_for=600)
+        admin.execute("DROP DATABASE doomed WITH (FORCE)")
+    with pytest.raises(pgqrs.StoreUnavailable, match="does not exist") as caught:
+        store.admin().list_queues()
+    assert caught.value.address == f"127.0.0.1:{server.port}/doomed"
+
+
+@pytest.fixture
+def locked(server: LocalPostgres, store: Any) -> Iterator[psycopg.Connection]:
+    """The row of the queue, held by somebody who has stopped to move."""
+    with psycopg.connect(server.dsn) as frozen:
+        frozen.execute("SELECT 1 FROM pgqrs_queues FOR UPDATE")
+        yield frozen
+        frozen.rollback()
+
+
+def test_no_call_waits_for_a_lock_longer_than_it_may(
+    server: LocalPostgres, open_store: Opener, locked: psycopg.Connection
+) -> None:
+    store = open_store(server.dsn, retry_for=0.5)
+    calls: list[Callable[[], object]] = [
+        lambda: store.producer("tasks").enqueue(1),  # one statement
+        lambda: store.producer("tasks").enqueue(1, key="a"),  # a transaction
+        lambda: store.admin().configure_queue("tasks", lease=60),
+    ]
+    for call in calls:
+        with pytest.raises(pgqrs.StoreUnavailable, match=r"gave up after 0\.5 s: .*lock timeout"):
+            call()
+    locked.rollback()
+    store.producer("tasks").enqueue("goes on")
+    assert payloads(store) == ["goes on"]
+
+
+def test_a_lock_that_is_let_go_in_time_is_waited_for(
+    server: LocalPostgres, open_store: Opener, locked: psycopg.Connection
+) -> None:
+    store = open_store(server.dsn, retry_for=60)
+    threading.Timer(0.5, locked.rollback).start()
+    store.producer("tasks").enqueue("waited")
+    assert payloads(store) == ["waited"]
+
+
+@pytest.mark.parametrize("isolation", [None, "AUTOCOMMIT", "REPEATABLE READ"])
+def test_an_applications_engine_is_bounded_too_and_keeps_its_settings(
+    server: LocalPostgres, locked: psycopg.Connection, isolation: str | None
+) -> None:
+    options = {} if isolation is None else {"isolation_level": isolation}
+    engine = create_engine(parse_dsn(server.dsn), pool_size=1, max_overflow=0, **options)
+    try:
+        with pgqrs.Store(engine, retry_for=0.5) as store:
+            for more in ({}, {"key": "a"}):
+                with pytest.raises(pgqrs.StoreUnavailable, match="lock timeout"):
+                    store.producer("tasks").enqueue(1, **more)
+            locked.rollback()
+            for more in ({}, {"key": "a"}):
+                store.producer("tasks").enqueue(1, **more)
+            with engine.connect() as connection:
+                assert connection.exec_driver_sql("SHOW lock_timeout").scalar() == "0"
+                driver: Any = connection.connection.dbapi_connection
+                assert driver.autocommit is (isolation == "AUTOCOMMIT")
+    finally:
+        engine.dispose()
+
+
+def test_a_transaction_of_the_applications_own_is_bounded_where_it_is_ours(
+    server: LocalPostgres, locked: psycopg.Connection
+) -> None:
+    engine = create_engine(parse_dsn(server.dsn))
+    try:
+        with pgqrs.Store(engine, retry_for=0.5) as store:
+            with engine.begin() as connection:
+                connection.exec_driver_sql("SET LOCAL lock_timeout = '7s'")
+                with pytest.raises(pgqrs.StatementFailed) as caught, connection.begin_nested():
+                    store.using(connection).enqueue("tasks", 1)
+                assert caught.value.code == "55P03"
+                assert connection.exec_driver_sql("SHOW lock_timeout").scalar() == "7s"
+                locked.rollback()
+                store.using(connection).enqueue("tasks", "after all")
+                assert connection.exec_driver_sql("SHOW lock_timeout").scalar() == "7s"
+            assert payloads(store) == ["after all"]
+    finally:
+        engine.dispose()
+
+
+def read_only(server: LocalPostgres, value: bool) -> None:
+    with psycopg.connect(server.dsn, autocommit=True) as admin:
+        admin.execute("SET default_transaction_read_only = off")
+        admin.execute(f"ALTER SYSTEM SET default_transaction_read_only = {value}")
+        admin.execute("SELECT pg_reload_conf()")
+    wanted, shown = ("on" if value else "off"), ""
+    while shown != wanted:
+        with psycopg.connect(server.dsn) as fresh:
+            (shown,) = fresh.execute("SHOW default_transaction_read_only").fetchone() or ("",)
+
+
+def test_a_server_that_became_writable_again_is_used_again(
+    server: LocalPostgres, store: Any, open_store: Opener
+) -> None:
+    database = "postgres"
+    with psycopg.connect(server.dsn, autocommit=True) as admin:
+        # Of connections that are there already nothing changes: they have to be replaced.
+        admin.execute(f"ALTER DATABASE {database} SET default_transaction_read_only = on")
+        try:
+            impatient = open_store(server.dsn, retry_for=0.3)
+            for more in ({}, {"key": "a"}):
+                with pytest.raises(pgqrs.StoreUnavailable, match="read-only"):
+                    impatient.producer("tasks").enqueue(1, **more)
+        finally:
+            admin.execute("SET default_transaction_read_only = off")
+            admin.execute(f"ALTER DATABASE {database} RESET default_transaction_read_only")
+    impatient.producer("tasks").enqueue("single")
+    impatient.producer("tasks").enqueue("several", key="a")
+    assert payloads(store) == ["single", "several"]
+
+
+def test_after_a_failover_the_call_goes_on_elsewhere(
+    server: LocalPostgres, store: Any, open_store: Opener
+) -> None:
+    with local_postgres() as other:
+        with pgqrs.Store(other.dsn) as there:
+            there.admin().install()
+            there.admin().create_queue("tasks")
+        password = make_url(server.dsn).password
+        with psycopg.connect(other.dsn, autocommit=True) as admin:
+            admin.execute(f"ALTER USER postgres PASSWORD '{password}'")
+        other._password = str(password)
+        read_only(other, True)
+        hosts = f"127.0.0.1:{other.port},127.0.0.1:{server.port}"
+        both = open_store(f"postgresql://postgres:{password}@{hosts}/postgres")
+        both.producer("tasks").enqueue("before")
+        try:
+            read_only(server, True)
+            read_only(other, False)
+            both.producer("tasks").enqueue("single")
+            both.producer("tasks").enqueue("several", key="a")
+        finally:
+            read_only(server, False)
+        with pgqrs.Store(other.dsn) as there:
+            assert payloads(there) == ["single", "several"]
+    assert payloads(store) == ["before"]
+
+
+def test_errors_of_the_database_are_ours_and_carry_facts(store: Any) -> None:
+    store.write(lambda c: c.execute(text("ALTER TABLE pgqrs_messages RENAME TO hidden")))
+    try:
+        with pytest.raises(pgqrs.StatementFailed) as caught:
+            store.producer("tasks").enqueue(1)
+    finally:
+        store.write(lambda c: c.execute(text("ALTER TABLE hidden RENAME TO pgqrs_messages")))
+    assert caught.value.code == "42P01"
+    assert "pgqrs_messages" in caught.value.problem
+    assert isinstance(caught.value.__cause__, ProgrammingError)
+
+
+def test_errors_of_an_applications_own_work_are_its_own(store: Any) -> None:
+    for run in (store.read, store.write):
+        with pytest.raises(DataError, match="division by zero"):
+            run(lambda connection: connection.execute(text("SELECT 1 / 0")))
+
+
+@pytest.mark.parametrize("pool_size", [1, 2, 3])
+def test_a_small_pool_serves_everybody(
+    server: LocalPostgres, store: Any, open_store: Opener, pool_size: int
+) -> None:
+    small = open_store(server.dsn, pool_size=pool_size, retry_for=5)
+    threads = 4 * pool_size
+    with ThreadPoolExecutor(threads) as pool:
+        together = threading.Barrier(threads)
+
+        def enqueue(n: int) -> None:
+            together.wait(60)
+            small.producer("tasks").enqueue(n)
+
+        list(pool.map(enqueue, range(threads)))
+        list(pool.map(lambda n: small.producer("tasks").enqueue(n, key=str(n)), range(threads)))
+    assert small.admin().queue_stats("tasks").ready == 2 * threads
+
+
+def test_kept_connections_are_given_up_when_the_pool_is_dry(
+    server: LocalPostgres, store: Any
+) -> None:
+    with pgqrs.Store(server.dsn, pool_size=3, retry_for=1) as small, ExitStack() as held:
+        database: Any = small._database
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(lambda n: small.producer("tasks").enqueue(n), range(60)))
+        assert len(database._kept) <= 2
+        for _ in range(6):  # all that the pool may ever open
+            held.enter_context(small.engine.connect())
+        assert database._kept == []
+        with pytest.raises(pgqrs.StoreUnavailable, match="pool"):
+            small.producer("tasks").enqueue("none is left")
 
 
 def test_an_enqueue_whose_answer_is_lost_is_not_repeated_but_reported(
@@ -192,8 +409,9 @@ def test_an_ack_whose_answer_is_lost_is_repeated_and_succeeds(
 def test_a_dequeue_whose_answer_is_lost_claims_again(
     store: Any, proxy: Proxy, through_proxy: Any
 ) -> None:
-    first, second = store.producer("tasks").enqueue_many([1, 2])
     with through_proxy.consumer("tasks", lease=600) as consumer:
+        assert consumer.dequeue() == []  # from now on the first statement is the claim
+        first, second = store.producer("tasks").enqueue_many([1, 2])
         proxy.lose_next_answer()
         assert [message.id for message in consumer.dequeue()] == [second]
         assert proxy.lost.is_set()
@@ -232,11 +450,11 @@ def test_terminated_connections_are_replaced(server: LocalPostgres, store: Any) 
     producer = store.producer("tasks")
     producer.enqueue(1)
     with psycopg.connect(server.dsn, autocommit=True) as admin:
-        admin.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'pgqrs'"
-        )
-        # Until the server's farewell has arrived, nobody could know.
-        admin.execute("SELECT pg_sleep(0.2)")
+        ours = "FROM pg_stat_activity WHERE application_name = 'pgqrs'"
+        admin.execute(f"SELECT pg_terminate_backend(pid) {ours}")
+        # A process of the server says farewell before it is gone. Until then nobody could know.
+        while admin.execute(f"SELECT count(*) {ours}").fetchone() != (0,):
+            time.sleep(0.01)
     producer.enqueue(2)
     assert payloads(store) == [1, 2]
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, create_engine, event, text
-from sqlalchemy.exc import OperationalError
 
 import pgqrs
 
@@ -94,11 +93,11 @@ def test_readers_are_not_held_up_by_a_writer(store: pgqrs.Store) -> None:
     def write(connection: Connection) -> None:
         connection.execute(text("DELETE FROM pgqrs_messages"))
         writing.set()
-        assert read.wait(30)
+        assert read.wait(100)
 
     writer = threading.Thread(target=store.write, args=(write,))
     writer.start()
-    assert writing.wait(30)
+    assert writing.wait(100)
     assert [message.payload for message in store.admin().peek("tasks")] == ["committed"]
     read.set()
     writer.join()
@@ -119,8 +118,9 @@ def test_a_full_disk_refuses_what_does_not_fit_and_keeps_the_rest(store: pgqrs.S
     producer = store.producer("tasks")
     kept = producer.enqueue_many(range(10))
     leave_room_for(store, 2)
-    with pytest.raises(OperationalError, match="full"):
+    with pytest.raises(pgqrs.StatementFailed, match="full") as caught:
         producer.enqueue_many(["x" * 10_000] * 10)
+    assert caught.value.code == "SQLITE_FULL"
     assert [message.id for message in store.admin().peek("tasks", 100)] == kept
     leave_room_for(store, 1000)
     producer.enqueue_many(["x" * 10_000] * 10)
@@ -134,7 +134,7 @@ def test_works_that_fill_the_disk_do_not_fail_the_works_beside_them(store: pgqrs
     def enqueue(n: int) -> int | None:
         try:
             return producer.enqueue("x" * 500_000 if n % 4 == 0 else n)
-        except OperationalError:
+        except pgqrs.StatementFailed:
             return None
 
     with ThreadPoolExecutor(16) as threads:
@@ -230,3 +230,69 @@ def test_two_databases_in_memory_are_two() -> None:
     ):
         one.admin().create_queue("only here")
         assert two.admin().list_queues() == []
+
+
+def test_a_commit_that_finds_a_reader_in_its_way_is_repeated(path: Path, url: str) -> None:
+    settings: Any = {"sqlite_journal_mode": "DELETE", "sqlite_busy_timeout": 0.05}
+    with pgqrs.Store(url, upgrade=True, retry_for=60, **settings) as store:
+        store.admin().create_queue("tasks")
+        reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM pgqrs_queues").fetchall()
+        leaves = threading.Timer(0.5, reader.execute, ["ROLLBACK"])
+        leaves.start()
+        store.producer("tasks").enqueue("waited")
+        leaves.join()
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM pgqrs_queues").fetchall()
+        with (
+            pgqrs.Store(url, retry_for=0.3, **settings) as impatient,
+            pytest.raises(pgqrs.StoreUnavailable, match=r"gave up after 0\.3 s: .*locked"),
+        ):
+            impatient.producer("tasks").enqueue("in vain")
+        reader.close()
+        assert [message.payload for message in store.admin().peek("tasks")] == ["waited"]
+
+
+def test_a_commit_of_sqlalchemy_that_finds_a_reader_in_its_way_is_repeated(
+    path: Path, url: str
+) -> None:
+    settings: Any = {"sqlite_journal_mode": "DELETE", "sqlite_busy_timeout": 0.05}
+    rename = text("UPDATE pgqrs_queues SET queue_name = 'renamed'")
+    with pgqrs.Store(url, upgrade=True, retry_for=60, **settings) as store:
+        store.admin().create_queue("tasks")
+        reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM pgqrs_queues").fetchall()
+        tried = []
+
+        def work(connection: Connection) -> None:
+            tried.append(1)
+            if len(tried) == 3:
+                reader.execute("ROLLBACK")
+            connection.execute(rename)
+
+        store.write(work)
+        reader.close()
+        assert [queue.queue_name for queue in store.admin().list_queues()] == ["renamed"]
+        assert len(tried) == 3
+
+
+def test_sqlite_itself_waits_no_longer_than_a_call_may(path: Path) -> None:
+    with (
+        pgqrs.Store(f"sqlite:///{path}", retry_for=0.5) as store,
+        store.engine.connect() as connection,
+    ):
+        assert pragma(connection, "busy_timeout") == 500
+
+
+def test_a_file_that_is_no_database_is_told(path: Path, url: str) -> None:
+    path.write_bytes(b"this is no database at all, but long enough to look like one" * 100)
+    with pytest.raises(pgqrs.StoreDamaged):
+        pgqrs.Store(url)
+
+
+def test_a_file_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
+    with pytest.raises(pgqrs.StoreUnavailable, match="unable to open") as caught:
+        pgqrs.Store(f"sqlite:///{tmp_path}")  # a directory
+    assert caught.value.address == str(tmp_path)

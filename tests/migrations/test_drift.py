@@ -16,7 +16,8 @@ from pgqrs.models import Base
 from tests.conftest import create_database
 
 CATALOG = """
-SELECT 'column', table_name, column_name, ordinal_position::text,
+SELECT 'column', table_name, column_name,
+       (row_number() OVER (PARTITION BY table_name ORDER BY ordinal_position))::text,
        concat_ws(' ', data_type, is_nullable, column_default, is_identity, identity_generation)
 FROM information_schema.columns WHERE table_schema = 'public' AND table_name LIKE 'pgqrs%'
 UNION ALL

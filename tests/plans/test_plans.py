@@ -6,6 +6,7 @@ The benchmark measures that the cost is flat; this finds out when a change makes
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text
 
 import pgqrs
+from pgqrs.repositories import limits
 
 FILL = """
 INSERT INTO pgqrs_messages (queue_id, priority, ready, vt, read_ct, released_ct, enqueued_at, payload)
@@ -124,6 +126,18 @@ def test_ending_claims_finds_messages_by_id(store: pgqrs.Store) -> None:
             assert reads_by_index(plan), plan
 
 
+def test_the_first_of_a_group_is_found_in_the_index_of_groups(store: pgqrs.Store) -> None:
+    """Also if the server knows of one group that has most messages, and thinks that all do."""
+    store.producer("tasks").enqueue_many(range(2000), groups=["large"] * 2000)
+    store.write(lambda c: c.execute(text("DELETE FROM pgqrs_messages WHERE group_key IS NULL")))
+    store.write(lambda c: c.execute(text("ANALYZE pgqrs_messages")))
+    with store.consumer("tasks") as consumer:
+        (message,) = consumer.dequeue(1)
+        plan = explained(store, lambda: consumer.ack(message))
+    assert "SCAN pgqrs_messages" not in plan, plan
+    assert not re.search(r'"Filter": "[^"]*group_key', plan), plan
+
+
 def test_groups_and_keys_find_messages_by_index(store: pgqrs.Store) -> None:
     names = [f"group {n % 50}" for n in range(500)]
     producer = store.producer("tasks")
@@ -149,9 +163,26 @@ def test_claims_from_a_queue_with_limits_find_messages_by_index(store: pgqrs.Sto
     with store.consumer("tasks") as consumer:
         held = consumer.dequeue(20)
         consumer.ack_many(held)
+        if store.backend_name == "postgres":  # in a function, whose plans nobody sees
+            scans = store.write(lambda connection: _scans_of_claim(connection, consumer))
+            assert scans["pgqrs_messages"] == 0
+            assert scans["ix_pgqrs_messages_parked"] > 0
+            assert scans["ix_pgqrs_messages_ready"] > 0
+            return
         plan = explained(store, lambda: consumer.dequeue(20))
     assert reads_by_index(plan), plan
     assert "ix_pgqrs_messages_parked" in plan
+
+
+def _scans_of_claim(connection: Connection, consumer: pgqrs.Consumer) -> dict[str, int]:
+    """How often a claim within limits has scanned the table, and each of its indexes."""
+    options: dict[str, Any] = {"worker": consumer.worker_id, "lease": None, "now": None}
+    assert len(limits.claim(connection, "tasks", limit=20, **options).messages) == 20
+    found = connection.exec_driver_sql(
+        "SELECT relname, pg_stat_get_xact_numscans(oid) FROM pg_class "
+        "WHERE relname = 'pgqrs_messages' OR relname LIKE 'ix_pgqrs_messages%%'"
+    )
+    return dict(found.all())
 
 
 def test_plans_made_for_an_empty_table_are_good_for_a_full_one(postgres_database: str) -> None:

@@ -66,7 +66,7 @@ def guarded(function: Any, *arguments: Any) -> None:
 
 
 def work(url: str, endpoint: str, cache: str, name: str) -> None:
-    settings: dict[str, Any] = {"s3_timeout": 2.0, "retry_for": 10.0}
+    settings: dict[str, Any] = {"s3_timeout": 30.0, "retry_for": 10.0}
     store = pgqrs.Store(url, s3_endpoint_url=endpoint, s3_cache=cache, **settings)
     jobs = [(produce, store, f"{name}-a"), (produce, store, f"{name}-b"), (consume, store)]
     threads = [threading.Thread(target=guarded, args=job, daemon=True) for job in jobs]

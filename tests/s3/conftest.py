@@ -50,8 +50,8 @@ class Object:
         return {
             "s3_endpoint_url": self.proxy.url,
             "s3_cache": str(cache),
-            "s3_timeout": 5.0,
-            "retry_for": 20.0,
+            "s3_timeout": 120.0,  # longer than a test holds a request up
+            "retry_for": 120.0,
             **({"s3_sync_interval": float("inf")} if by_hand else {}),
         }
 
@@ -118,7 +118,7 @@ class Call:
         return not self._thread.is_alive()
 
     def outcome(self) -> Any:
-        self._thread.join(60)
+        self._thread.join(100)
         assert self.done, "it still waits"
         if self.error is not None:
             raise self.error
@@ -133,8 +133,9 @@ def step(store: pgqrs.Store) -> None:
     replica_of(store).task.step()
 
 
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
+def until(condition: Callable[[], Any], *, limit: float = 100) -> None:
+    """Wait until this is true. The limit, in seconds, ends nothing but a hang."""
+    deadline = time.monotonic() + limit
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.002)

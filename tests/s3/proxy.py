@@ -13,6 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
+from pgqrs.stores.fairness import SUFFIX
+
 Fault = Callable[["Exchange"], None]
 
 
@@ -24,7 +26,7 @@ class Exchange(BaseHTTPRequestHandler):
 
     def forward(self) -> tuple[int, list[tuple[str, str]], bytes]:
         """Let the server have it; its answer."""
-        server = http.client.HTTPConnection(self.proxy.target, timeout=30)
+        server = http.client.HTTPConnection(self.proxy.target, timeout=100)
         try:
             server.request(self.command, self.path, self.body, dict(self.headers))
             answer = server.getresponse()
@@ -51,9 +53,15 @@ class Exchange(BaseHTTPRequestHandler):
 
     def handle_request(self) -> None:
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.proxy.seen.append(self.command)
+        if self.path.endswith(SUFFIX):  # an announcement beside the key: no fault is meant for it
+            self.proxy.announced.append(self.command)
+            return served(self)
+        fault = self.proxy.of_the_check
+        if not self.path.endswith(".if-match"):
+            self.proxy.seen.append(self.command)
+            fault = self.proxy.fault_for(self.command)
         try:
-            self.proxy.fault_for(self.command)(self)
+            fault(self)
         except OSError:
             self.drop()
 
@@ -107,6 +115,54 @@ def late(seconds: float, then: Fault = served) -> Fault:
     return fault
 
 
+def trickling(exchange: Exchange) -> None:
+    """An answer that comes a byte at a time, until the client has gone."""
+    status, headers, body = exchange.forward()
+    exchange.send_response_only(status)
+    for name, value in headers:
+        if name.lower() not in ("transfer-encoding", "connection"):
+            exchange.send_header(name, value)
+    exchange.end_headers()
+    for byte in body:
+        exchange.wfile.write(bytes([byte]))
+        exchange.wfile.flush()
+        if exchange.proxy.gone.wait(0.05):
+            return
+
+
+def swallowed(exchange: Exchange) -> None:
+    """Never answered; the server never hears of it."""
+    exchange.proxy.gone.wait(100)
+    exchange.drop()
+
+
+class Delayed:
+    """The client loses its connection at once; the server hears of it when told to."""
+
+    def __init__(self) -> None:
+        self._exchange: Exchange | None = None
+
+    def __call__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        exchange.drop()
+
+    def apply(self) -> int:
+        """The status that the server answers."""
+        assert self._exchange is not None, "no such request came"
+        return self._exchange.forward()[0]
+
+
+def zombie(seconds: float) -> Fault:
+    """The client loses its connection at once; the server hears of it so much later."""
+
+    def fault(exchange: Exchange) -> None:
+        exchange.drop()
+        exchange.proxy.gone.wait(seconds)
+        exchange.forward()
+
+    return fault
+
+
 class Held:
     """A request that goes on when told to."""
 
@@ -120,11 +176,11 @@ class Held:
 
     def __call__(self, exchange: Exchange) -> None:
         self.arrived.set()
-        self._go_on.wait(60)
+        self._go_on.wait(100)
         self._then(exchange)
 
 
-def sometimes(seed: int, *faults: tuple[float, Fault]) -> Fault:
+def sometimes(seed: float, *faults: tuple[float, Fault]) -> Fault:
     """Each fault with its probability; mostly nothing goes wrong."""
     dice = random.Random(seed)
 
@@ -145,7 +201,11 @@ class S3Proxy:
     def __init__(self, url: str) -> None:
         self.target = urlsplit(url).netloc
         self.seen: list[str] = []
+        self.announced: list[str] = []
         self.usually: dict[str, Fault] = {}
+        self.gone = threading.Event()
+        self.of_the_check: Fault = served
+        """What happens to the PUT beside the object by which a store tries the server."""
         self._scripts: dict[str, deque[Fault]] = {}
         handler = type("Bound", (Exchange,), {"proxy": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -164,5 +224,6 @@ class S3Proxy:
         return self.seen.count("PUT")
 
     def close(self) -> None:
+        self.gone.set()
         self._server.shutdown()
         self._server.server_close()

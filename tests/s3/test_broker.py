@@ -52,7 +52,7 @@ def test_operations_that_lost_the_race_are_run_again_on_what_won(object: Object,
     object.proxy.script("PUT", held)
     store.admin().batch_operations(enqueueing(store, "mine"))
     flush = Call(store.admin().flush_to_s3)
-    held.arrived.wait(60)
+    held.arrived.wait(100)
     assert object.other().producer(QUEUE).enqueue("theirs") == 1
     held.release()
     assert flush.outcome() == [2]

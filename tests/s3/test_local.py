@@ -65,7 +65,7 @@ def test_what_is_written_during_an_upload_is_in_the_next(object: Object) -> None
     held = Held()
     object.proxy.script("PUT", held)
     turn = Call(lambda: step(store))
-    held.arrived.wait(60)
+    held.arrived.wait(100)
     store.producer(QUEUE).enqueue("second")
     held.release()
     turn.outcome()
@@ -140,6 +140,16 @@ def test_writes_that_cannot_be_uploaded_are_kept_aside_and_reported_once(object:
     assert object.payloads() == ['"theirs"', '"next"']
 
 
+def test_an_object_that_was_deleted_leaves_its_last_copy(object: Object) -> None:
+    store = object.open("local")
+    store.producer(QUEUE).enqueue("mine")
+    step(store)
+    object.delete()
+    with pytest.raises(pgqrs.SchemaNotInstalled):
+        store.admin().pull_from_s3()
+    assert kept_aside(store) == ['"mine"']
+
+
 def test_who_flushes_is_told_at_once(object: Object) -> None:
     store = object.open("local")
     store.producer(QUEUE).enqueue("mine")
@@ -166,7 +176,7 @@ def test_it_is_recognised_also_when_somebody_built_on_it(object: Object) -> None
     held = Held()
     object.proxy.script("PUT", applied_but_unanswered, held)
     turn = Call(lambda: step(store))
-    held.arrived.wait(60)
+    held.arrived.wait(100)
     object.other().producer(QUEUE).enqueue("on top")
     held.release()
     turn.outcome()
@@ -218,7 +228,7 @@ def test_a_store_that_nobody_uses_is_uploaded_and_gone(object: Object) -> None:
     thread = replica_of(store).task._thread
     del store
     gc.collect()
-    thread.join(60)
+    thread.join(100)
     assert object.payloads() == ['"a"']
 
 
@@ -227,7 +237,7 @@ import sys, pgqrs
 url, endpoint, cache, payload, ending = sys.argv[1:]
 store = pgqrs.Store(url, s3_endpoint_url=endpoint, s3_cache=cache, s3_sync_interval=3600)
 print(store.producer("tasks").enqueue(payload), flush=True)
-if ending == "wait":
+if ending != "exit":
     sys.stdin.read()
 """
 
@@ -248,8 +258,12 @@ def child(object: Object, cache: Path, payload: str, *, ending: str) -> None:
     assert process.stdout.readline().strip().isdigit()
     if ending == "wait":
         process.send_signal(signal.SIGKILL)
+    elif ending == "terminate":
+        process.send_signal(signal.SIGTERM)
+        process.wait(100)
     process.communicate()
-    assert process.returncode == (-signal.SIGKILL if ending == "wait" else 0)
+    ended = {"wait": -signal.SIGKILL, "terminate": 128 + signal.SIGTERM, "exit": 0}
+    assert process.returncode == ended[ending]
 
 
 def test_the_end_of_the_interpreter_uploads(object: Object, tmp_path: Path) -> None:
@@ -309,18 +323,117 @@ def test_without_a_bucket_one_goes_on_with_the_copy_of_last_time(object: Object)
     assert object.payloads() == ['"a"', '"b"']
 
 
-def test_a_fork_cannot_use_the_store(object: Object) -> None:
+# Copies that are not what they were, and objects that are not
+
+
+@pytest.mark.parametrize("dirty", [False, True])
+def test_a_copy_that_is_gone_is_downloaded_and_never_uploaded(
+    object: Object, tmp_path: Path, dirty: bool
+) -> None:
+    cache = tmp_path / "cache"
+    object.other().producer(QUEUE).enqueue("a")
+    if dirty:
+        child(object, cache, "lost with the file", ending="wait")
+    else:
+        object.open("local", s3_cache=str(cache)).close()
+    for path in cache.rglob("write_db.sqlite*"):
+        path.unlink()
+    store = object.open("local", s3_cache=str(cache))
+    assert ready(store) == ["a"]
+    store.producer(QUEUE).enqueue("b")
+    step(store)
+    assert object.payloads() == ['"a"', '"b"']
+
+
+def test_a_copy_that_is_older_than_it_should_be_is_set_aside(
+    object: Object, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    for payload in ("one", "two"):
+        with pgqrs.Store(object.url("local"), **object.settings() | {"s3_cache": str(cache)}) as s:
+            s.producer(QUEUE).enqueue(payload)
+        if payload == "one":
+            (path,) = cache.rglob("write_db.sqlite")
+            older = path.read_bytes()
+    path.write_bytes(older)
+    store = object.open("local", s3_cache=str(cache))
+    assert kept_aside(store) == ['"one"']
+    assert ready(store) == ["one", "two"]
+    store.producer(QUEUE).enqueue("three")
+    step(store)
+    assert object.payloads() == ['"one"', '"two"', '"three"']
+
+
+def test_local_writes_in_a_copy_that_cannot_be_used_are_set_aside_and_reported(
+    object: Object, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    child(object, cache, "left behind", ending="wait")
+    (base,) = cache.rglob("base.json")
+    base.write_text("{")
+    store = object.open("local", s3_cache=str(cache))
+    assert kept_aside(store) == ['"left behind"']
+    with pytest.raises(pgqrs.ConflictError, match="set-aside"):
+        store.producer(QUEUE).enqueue("next")
+    assert store.producer(QUEUE).enqueue("next") == 1
+
+
+@pytest.mark.parametrize("mode", ["local", "durable"])
+def test_an_object_that_was_replaced_by_an_older_one_leaves_the_newer_copy(
+    object: Object, mode: str
+) -> None:
+    older = object.body()
+    store = object.open(mode, by_hand=False, s3_max_staleness=0.0, s3_sync_interval=3600.0)
+    store.producer(QUEUE).enqueue("newer")
+    store.admin().flush_to_s3()
+    object.put(older)
+    store.admin().pull_from_s3()
+    assert ready(store) == []
+    assert kept_aside(store) == ['"newer"']
+    if mode == "local":
+        with pytest.raises(pgqrs.ConflictError, match="set-aside"):
+            store.producer(QUEUE).enqueue("next")
+
+
+def test_the_report_reaches_a_producer_also_after_a_consumer_has_swallowed_it(
+    object: Object,
+) -> None:
+    store = object.open("local")
+    consumer = store.consumer(QUEUE).open()
+    store.producer(QUEUE).enqueue("mine")
+    object.other().producer(QUEUE).enqueue("theirs")
+    step(store)
+    with pytest.raises(pgqrs.ConflictError, match="set-aside"):
+        consumer.dequeue()
+    with pytest.raises(pgqrs.ConflictError, match="set-aside"):
+        store.producer(QUEUE).enqueue("next")
+    store.producer(QUEUE).enqueue("next")
+
+
+def test_sigterm_uploads(object: Object, tmp_path: Path) -> None:
+    child(object, tmp_path / "cache", "last words", ending="terminate")
+    assert object.payloads() == ['"last words"']
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer Pythons warn of fork with threads
+def test_a_child_of_a_fork_has_a_copy_of_its_own(object: Object) -> None:
     store = object.open("local", by_hand=False)
     store.producer(QUEUE).enqueue("a")
+    store.admin().flush_to_s3()
+    theirs = store._database.replica.slot.directory  # type: ignore[attr-defined]
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
             store.producer(QUEUE).enqueue("b")
-        except pgqrs.InvalidConfig:
-            code = 0
+            mine = store._database.replica.slot.directory  # type: ignore[attr-defined]
+            store.close()
+            code = 0 if mine != theirs else 2
         finally:
             os._exit(code)
     assert os.waitpid(pid, 0)[1] == 0
+    assert object.payloads() == ['"a"', '"b"']
+    store.admin().pull_from_s3()
+    store.producer(QUEUE).enqueue("c")
     store.close()
-    assert object.payloads() == ['"a"']
+    assert object.payloads() == ['"a"', '"b"', '"c"']

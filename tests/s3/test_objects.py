@@ -22,7 +22,7 @@ def server(request: pytest.FixtureRequest) -> str:
 
 def settings(server: str, **changes: Any) -> S3Settings:
     dsn = f"s3://bucket/{uuid.uuid4().hex}"
-    return S3Settings.of(Config(dsn=dsn, s3_endpoint_url=server, s3_timeout=5.0, **changes))
+    return S3Settings.of(Config(dsn=dsn, s3_endpoint_url=server, s3_timeout=100.0, **changes))
 
 
 @pytest.fixture

@@ -114,11 +114,11 @@ def main() -> None:
         use_pipelines(store)
         with pgqrs.Worker(store, workflows=[forever]):
             run = forever.start(store=store)
-            assert counting.wait(60)
+            assert counting.wait(240)
             time.sleep(1)
             run.cancel()
             try:
-                run.result(timeout=60)
+                run.result(timeout=240)
             except pgqrs.RunCancelled:
                 pass
             else:

@@ -29,6 +29,7 @@ def fill(url: str) -> Iterator[pgqrs.Store]:
         yield store
 
 
+@pytest.mark.smoke
 def test_a_run_has_its_messages_to_its_end(spark: Any, fill: pgqrs.Store, tmp_path: Path) -> None:
     @pgqrs.step
     def look() -> tuple[int, int, int]:

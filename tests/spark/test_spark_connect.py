@@ -17,7 +17,7 @@ def test_all_of_it_on_spark_connect(sqlite_database: str, tmp_path: Path) -> Non
         env={**os.environ, "SPARK_TESTING": "1"},  # then the server takes a port that is free
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
     )
     assert (done.returncode, done.stdout.strip()) == (0, "fine"), done.stderr

@@ -36,6 +36,7 @@ def check(store: pgqrs.Store, count: int) -> None:
     assert len({ended.payload["n"] for ended in some}) == len(some)
 
 
+@pytest.mark.smoke
 def test_what_is_there_is_drained_and_counted(url: str, spark: Any) -> None:
     with pgqrs.Store(url) as store:
         fill(store, 2200)
@@ -52,8 +53,8 @@ def test_tasks_that_die_are_tried_again_and_a_killed_driver_is_replaced(
         (tmp_path / name).touch()
     with pgqrs.Store(pg_url) as store:
         fill(store, 4000, directory=str(tmp_path))
-        run = drain.start("tasks", FUNCTION, 1000, 4.0, 2, store=store)
-        store.admin().configure_queue(drain.queue, lease=4)
+        run = drain.start("tasks", FUNCTION, 1000, 8.0, 2, store=store)
+        store.admin().configure_queue(drain.queue, lease=8)
         with (tmp_path / "log").open("wb") as log:
             driver = subprocess.Popen(
                 [sys.executable, "-m", "tests.spark.draining", pg_url],

@@ -58,6 +58,7 @@ def waiting(url: str, queue: str) -> Counter[str]:
     return Counter(json.dumps(message.payload) for message in found)
 
 
+@pytest.mark.smoke
 def test_export_and_replay(spark: Any, url: str, tmp_path: Path) -> None:
     fill(url)
     out = str(tmp_path / "out")
@@ -144,7 +145,7 @@ def killed_at_once(url: str, runs: list[tuple[str, str, str, dict[str, Any]]]) -
         capture_output=True,
         text=True,
         start_new_session=True,
-        timeout=240,
+        timeout=500,
     )
     assert child.returncode == -9, child.stderr
 

@@ -29,7 +29,7 @@ from tests.spark.test_spark_export import fill, killed_at_once
 
 Job = tuple[str, Frame]
 TABLES = 8
-PATIENCE = 60.0
+PATIENCE = 240.0
 
 
 def ids_of(out: str) -> Counter[int]:

@@ -20,7 +20,7 @@ def test_the_page_on_spark() -> None:
         env={name: value for name, value in os.environ.items() if "PYTEST" not in name},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -55,6 +55,7 @@ def filled(url: str) -> str:
     return url
 
 
+@pytest.mark.smoke
 def test_messages(spark: Any, filled: str) -> None:
     found = read(spark, filled).where("queue in ('tasks', 'others')").collect()
     assert len(found) == 20

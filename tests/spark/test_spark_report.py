@@ -77,6 +77,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[pgqrs.Store]:
 
 
 @pytest.mark.parametrize("store", ["sqlite", "postgres"], indirect=True)
+@pytest.mark.smoke
 def test_the_numbers_of_every_hour(spark: Any, store: pgqrs.Store, tmp_path: Path) -> None:
     files = report.run_inline(str(tmp_path / "out"), store=store)
     hours = from_json(Path(files["json"]).read_text())

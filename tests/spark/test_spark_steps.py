@@ -16,7 +16,7 @@ import pytest
 import pgqrs
 from pgqrs.spark import Frame, current_attempt, spark_step, sweep
 
-LONG = 60.0
+LONG = 240.0
 """Longer than any test waits: what runs so long must have been cancelled."""
 
 
@@ -55,7 +55,7 @@ def sleepy(spark: Any, seconds: float = LONG, began: Path | None = None) -> Any:
     return spark.range(2, numPartitions=2).select(slow("id").alias("id"))
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 40.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 240.0) -> None:
     give_up_at = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < give_up_at
@@ -67,6 +67,7 @@ def active_jobs(spark: Any) -> int:
 
 
 @on_both
+@pytest.mark.smoke
 def test_a_dataframe_becomes_a_frame_that_is_recorded(
     spark: Any, store: pgqrs.Store, root: Path
 ) -> None:
@@ -265,9 +266,10 @@ def test_cancelling_a_run_cancels_its_job(
         wait_until(began.exists)
         assert run.cancel() is pgqrs.RunStatus.CANCELLING
         with pytest.raises(pgqrs.RunCancelled):
-            run.result(timeout=40)
+            run.result(timeout=240)
     wait_until(lambda: active_jobs(spark) == 0)
-    assert run.steps() == []
+    # A step that takes longer than a second is on record while it goes on.
+    assert {step.status for step in run.steps()} <= {pgqrs.StepStatus.CANCELLED}
     sweep(store, root)
     assert attempts_in(root) == []
 
@@ -314,10 +316,10 @@ def test_a_step_longer_than_the_lease_keeps_it(spark: Any, store: pgqrs.Store, r
     def work() -> int:
         return slow().rows
 
-    store.admin().create_queue(work.queue, lease=2)
+    store.admin().create_queue(work.queue, lease=5)
     with pgqrs.Worker(store, workflows=[work]), pgqrs.Worker(store, workflows=[work]):
         run = work.start(store=store)
-        assert run.result(timeout=60) == 2
+        assert run.result(timeout=240) == 2
     assert len(attempts_in(root)) == 1
 
 
@@ -351,8 +353,8 @@ def test_who_lost_the_lease_records_nothing(
     (again,) = store.consumer(work.queue, lease=LONG).dequeue(1)
     assert again.id == message.id
     store.workflows.execute(again, [work])
-    assert run.result(timeout=1) == 11
-    assert done.wait(40)
+    assert run.result(timeout=0) == 11
+    assert done.wait(240)
     assert len(run.steps()) == 1
     wait_until(lambda: active_jobs(spark) == 0)
     kept = run.steps()[0].output["pgqrs.frame"]["path"]
@@ -396,10 +398,10 @@ def test_sweeping_removes_what_no_record_names(
         shutil.copytree(root / kept, root / orphan)
         fork = run.fork()
         run.signal("go")
-        assert run.result(timeout=30) == 4
+        assert run.result(timeout=240) == 4
         assert sweep(store, root).removed == (orphan,)  # its run has ended
         fork.signal("go")
-        assert fork.result(timeout=30) == 4
+        assert fork.result(timeout=240) == 4
     store.write(  # the fork still names what the run has written
         lambda c: c.exec_driver_sql(
             f"DELETE FROM pgqrs_workflow_steps WHERE workflow_id = {run.id}"

@@ -67,6 +67,7 @@ def completed(store: pgqrs.Store) -> int:
 NOW = {"availableNow": True}
 
 
+@pytest.mark.smoke
 def test_claiming_what_is_there_now(url: str, start: Start) -> None:
     with pgqrs.Store(url) as store:
         store.producer("tasks").enqueue_many(range(25))
@@ -81,6 +82,7 @@ def test_claiming_what_is_there_now(url: str, start: Start) -> None:
         assert len(store.admin().list_workers()) <= 1
 
 
+@pytest.mark.smoke
 def test_reading_along_and_writing_to_a_queue(url: str, spark: Any, tmp_path: Path) -> None:
     def copy() -> Any:
         query = (

@@ -69,6 +69,7 @@ def accidents(spark: Any, tmp_path: Path) -> Path:
     return markers
 
 
+@pytest.mark.smoke
 def test_all_at_once(spark: Any, url: str) -> None:
     write(numbers(spark), url)
     assert written(url) == once(3000)
@@ -261,9 +262,9 @@ def test_who_waits_is_woken(spark: Any, pg_url: str) -> None:
         opened.consumer("tasks") as consumer,
         ThreadPoolExecutor() as pool,
     ):
-        waiting = pool.submit(consumer.dequeue, 1, wait=120)
+        waiting = pool.submit(consumer.dequeue, 1, wait=300)
         write(numbers(spark, 1, 1), pg_url)
-        assert [message.payload for message in waiting.result(60)] == [{"n": 0}]
+        assert [message.payload for message in waiting.result(300)] == [{"n": 0}]
 
 
 # Accidents
@@ -287,7 +288,7 @@ def test_a_driver_that_is_killed(spark: Any, pg_url: str, tmp_path: Path) -> Non
         capture_output=True,
         text=True,
         start_new_session=True,
-        timeout=240,
+        timeout=500,
     )
     assert child.returncode == -9, child.stderr
     assert "not killed" not in child.stdout

@@ -1,4 +1,4 @@
-"""Checked by mypy, never run: what the types of the public face promise to a user's code."""
+"""Checked by mypy and pyright, never run: what the types of the public face promise to a user's code."""
 
 from typing import assert_type
 

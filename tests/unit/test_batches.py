@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pgqrs.errors import InvalidPayload
@@ -47,6 +47,7 @@ def together(payloads: list[Any], depth: int) -> list[Any] | str:
     return [json.loads(text) for text in batch.texts]
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(values, max_size=4), st.integers(1, 4))
 def test_a_batch_is_what_its_payloads_are(payloads: list[Any], depth: int) -> None:
     assert together(payloads, depth) == one_by_one(payloads, depth)

@@ -166,3 +166,16 @@ def test_a_relative_path_is_fixed_when_the_store_is_opened(
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:
     with pytest.raises(pgqrs.InvalidConfig, match="no directory"):
         pgqrs.Store(f"sqlite:///{tmp_path}/missing/q.db")
+
+
+@pytest.mark.parametrize(
+    "schema", ["", "a%b", "a.b", 'a"b', "a[b]", "new\nline", "x" * 64, "ä" * 32]
+)
+def test_a_schema_that_would_not_work_is_refused(schema: str) -> None:
+    with pytest.raises(pgqrs.InvalidConfig, match="schema"):
+        Config(schema=schema)
+
+
+@pytest.mark.parametrize("schema", ["app", "My Schema", "a:b", "x" * 63, "ä" * 31])
+def test_other_schemas_are_accepted(schema: str) -> None:
+    assert Config(schema=schema).schema == schema

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from decimal import Decimal
 from enum import Enum, IntEnum
-from typing import Annotated, Any, Literal, NamedTuple, NewType, TypedDict
+from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, TypedDict, TypeVar
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import pytest
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, computed_field
 
 from pgqrs.conversion import converter
 
@@ -46,6 +48,72 @@ class Options(TypedDict):
     until: datetime
 
 
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+class Nameless(tzinfo):
+    """A time zone that says nothing of itself without a time."""
+
+    def utcoffset(self, when: datetime | None) -> timedelta | None:
+        return None if when is None else timedelta(hours=1)
+
+    def dst(self, when: datetime | None) -> timedelta | None:
+        return None
+
+    def tzname(self, when: datetime | None) -> str | None:
+        return None
+
+
+class Order(BaseModel):
+    order_id: int = Field(alias="orderId")
+
+
+class Express(Order):
+    hours: int
+
+
+class Parcel(BaseModel):
+    order: Order
+
+
+class Box(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    side: int
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def area(self) -> int:
+        return self.side**2
+
+
+T = TypeVar("T")
+
+
+class Page(BaseModel, Generic[T]):
+    items: list[T]
+
+
+class Login(BaseModel):
+    password: SecretStr
+
+
+class Job(BaseModel):
+    name: str
+    attempts: int = Field(default=0, exclude=True)
+
+
+@dataclass
+class Counted:
+    name: str
+    count: int = field(default=0, init=False)
+
+
+def counted() -> Counted:
+    found = Counted("x")
+    found.count = 2
+    return found
+
+
 @pytest.mark.parametrize(
     ("hint", "value"),
     [
@@ -72,6 +140,14 @@ class Options(TypedDict):
         (Options, {"until": NOW}),
         (bytes, b"\x00\xff"),
         (object, {"a": 1}),
+        (timedelta, timedelta(days=200_000, microseconds=1)),
+        (datetime, datetime(2026, 10, 24, 12, tzinfo=BERLIN)),
+        (datetime, datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=BERLIN)),
+        (Order, Order(orderId=1)),
+        (list[Box], [Box(side=2)]),
+        (Page[int], Page[int](items=[1, 2])),
+        (Order | Box, Box(side=3)),
+        (dict[str, Order], {"a": Order(orderId=2)}),
     ],
     ids=str,
 )
@@ -97,6 +173,18 @@ def test_what_is_sent_comes_back(hint: Any, value: Any) -> None:
         (int | str, 2.5),
         (tuple[int, int], (1, 2, 3)),
         (type("Other", (), {}), 1),
+        (dict[int, str], {True: "x"}),
+        (dict[int, str], {"1": "x"}),
+        (dict[str, str], {1: "x"}),
+        (datetime, datetime(2026, 3, 29, 2, 30, tzinfo=BERLIN)),
+        (time, time(12, tzinfo=BERLIN)),
+        (datetime, datetime(2026, 1, 1, tzinfo=Nameless())),
+        (Login, Login(password=SecretStr("hunter2"))),
+        (SecretStr, SecretStr("hunter2")),
+        (Job, Job(name="x", attempts=2)),
+        (Order, Express(orderId=1, hours=2)),
+        (Parcel, Parcel(order=Express(orderId=1, hours=2))),
+        (Counted, counted()),
     ],
     ids=str,
 )

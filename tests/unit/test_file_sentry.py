@@ -5,15 +5,17 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
 
+import pgqrs
 from pgqrs.stores import inotify, wakeups
+from pgqrs.stores.queue_news import QueueNews
 from pgqrs.stores.wakeups import FileSentry, Wakeups
 
-LONG = 30
+LONG = 100
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="inotify is Linux's")
 
@@ -66,7 +68,7 @@ def test_a_sentry_ends_though_the_last_who_waited_leaves_after_that(
     sentry = FileSentry(str(tmp_path / "q.db"))
     waiting, go_on = threading.Event(), threading.Event()
 
-    def wait() -> bool:
+    def wait(_: float) -> bool:
         waiting.set()
         return not go_on.wait(LONG)
 
@@ -78,7 +80,7 @@ def test_a_sentry_ends_though_the_last_who_waited_leaves_after_that(
     go_on.set()
     thread = sentry._thread
     assert thread is not None
-    thread.join(5)
+    thread.join(LONG)
     ended = not thread.is_alive()
     sentry.want(True)  # lets it go in any case
     sentry.stop()
@@ -107,3 +109,75 @@ def test_a_sentry_rings_for_each_write(
                 assert heard.wait(LONG)
         bells.close()
         heard.clear()
+
+
+class LateNews:
+    """As of a database whose commit takes its time after the last write."""
+
+    def __init__(self) -> None:
+        self.committed = threading.Event()
+        self.asked = 0
+
+    def moved(self) -> bool:
+        self.asked += 1
+        return self.committed.is_set()
+
+    def of(self, names: Collection[str]) -> Collection[str]:
+        return [name for name in names if name == "tasks"]
+
+    def close(self) -> None:
+        return
+
+
+def test_a_commit_that_ends_long_after_its_write_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "q.db"
+    path.write_text("")
+    news, heard, other, results = LateNews(), *(threading.Event() for _ in range(3))
+    bells = Wakeups(FileSentry(str(path), news=news))
+    with (
+        bells.doorbell("tasks", heard.set),
+        bells.doorbell("other", other.set),
+        bells.doorbell(wakeups.RESULTS, results.set),
+    ):
+        assert heard.wait(LONG)
+        for bell in (heard, other, results):
+            bell.clear()
+        path.write_text("x")
+        before = news.asked
+        while news.asked < before + 5:
+            time.sleep(0.01)
+        assert not heard.is_set()
+        news.committed.set()  # and nothing more is written
+        assert heard.wait(LONG)
+        assert results.wait(LONG)
+    bells.close()
+    assert not other.is_set()
+
+
+def test_news_are_told_by_queue(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'q.db'}"
+    with pgqrs.Store(url, upgrade=True) as store:
+        for name in ("a", "b"):
+            store.admin().create_queue(name)
+        news = QueueNews(str(tmp_path / "q.db"))
+        assert news.moved()
+        assert not news.moved()
+        assert list(news.of(["a", "b"])) == []
+        store.producer("a").enqueue(1)
+        assert news.moved()
+        assert list(news.of(["a", "b"])) == ["a"]
+        store.producer("b").enqueue(1, delay=60)
+        assert list(news.of(["a", "b"])) == ["b"]
+        with store.consumer("a") as consumer:
+            (message,) = consumer.dequeue()
+            news.of(["a", "b"])
+            consumer.release(message)
+            assert list(news.of(["a", "b"])) == ["a"]
+            consumer.ack(*consumer.dequeue())
+        assert list(news.of(["a", "b"])) == []
+        news.close()
+        store.verify_exclusive_access()
+    (tmp_path / "q.db").unlink()
+    assert news.moved() is None
+    assert list(news.of(["a", "b"])) == ["a", "b"]
+    assert not (tmp_path / "q.db").exists()

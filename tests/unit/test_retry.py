@@ -6,7 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from pgqrs import InvalidArgument, Retry, RetryAfter
+from pgqrs import Config, Handler, InvalidArgument, Retry, RetryAfter, task
+from pgqrs.retry import OUTLASTING
 
 
 def test_the_default_is_exponential_and_bounded() -> None:
@@ -20,6 +21,18 @@ def test_the_default_is_exponential_and_bounded() -> None:
         600,
         600,
     ]
+
+
+def test_what_counts_without_a_policy_outlasts_an_outage() -> None:
+    assert task(lambda: None).retry is Handler(print).retry is OUTLASTING
+
+    def hours(drawn: float) -> float:
+        attempts = Config().max_read_ct
+        delays = [OUTLASTING.next_delay(n, rand=lambda: drawn) or 0.0 for n in range(1, attempts)]
+        return sum(delays) / 3600
+
+    assert 0.9 < hours(0.5) < 1.1
+    assert 0.6 < hours(1.0) < hours(0.0) < 1.4
 
 
 def test_fixed() -> None:

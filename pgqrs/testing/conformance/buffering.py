@@ -5,6 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,12 +17,12 @@ from pgqrs import InvalidArgument, LeaseLost, QueueNotFound, WorkerStopped
 from pgqrs.testing import ManualClock
 from pgqrs.testing.conformance.harness import QUEUE, Harness
 
-LONG = 60
+LONG = 100
 """Far longer than any test takes: what happens earlier has another reason."""
 
 
 def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + LONG
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -140,19 +144,65 @@ def test_closing_acks_what_is_done_and_gives_back_what_was_not_begun(
 
 
 def test_leases_of_all_that_is_held_are_renewed(
-    harness: Harness, admin: Any, ten: list[int]
+    admin: Any, ten: list[int], consumer: Any, clock: ManualClock
 ) -> None:
-    store = harness.open(clock=None)
-    with store.consumer(QUEUE) as consumer:
-        with consumer.buffer(3, lease=1.5, ack_size=1000, ack_every=LONG, wait=0) as buffer:
-            done, begun = next(buffer), next(buffer)
-            buffer.ack(done)
-            until(lambda: inner(buffer)._ahead)
-            ahead = inner(buffer)._ahead[0]
-            held = (done, begun, ahead)
-            until(lambda: all(admin.get_message(message.id).vt > message.vt for message in held))
-        buffer.ack(begun)
+    with consumer.buffer(3, lease=1.5, ack_size=1000, ack_every=LONG, wait=0) as buffer:
+        done, begun = next(buffer), next(buffer)
+        buffer.ack(done)
+        until(lambda: inner(buffer)._ahead)
+        ahead = inner(buffer)._ahead[0]
+        clock.advance(1)
+        until(lambda: are_renewed(admin, [done, begun, ahead]))
+    buffer.ack(begun)
     assert completed(admin) == 2
+
+
+@pytest.mark.parametrize("hanging", ["_look", "_ack"])
+def test_leases_are_renewed_while_claiming_or_flushing_hangs(
+    admin: Any, ten: list[int], consumer: Any, clock: ManualClock, hanging: str
+) -> None:
+    with consumer.buffer(4, lease=1.5, ack_size=1000, ack_every=LONG) as buffer:
+        done, out = next(buffer), next(buffer)
+        until(lambda: len(inner(buffer)._ahead) == 4)
+        with hang(inner(buffer), hanging) as begun:
+            buffer.ack(done)
+            if hanging == "_look":
+                next(buffer), next(buffer)
+            else:
+                inner(buffer)._want_flush()
+            until(begun.is_set)
+            held = (done, out, inner(buffer)._ahead[0])
+            for _ in range(2):
+                before = [admin.get_message(message.id) for message in held]
+                clock.advance(1)
+                until(partial(are_renewed, admin, before))
+    assert completed(admin) == 1
+
+
+def are_renewed(admin: Any, before: list[Any]) -> bool:
+    """True if all these messages are held for longer than before."""
+    return all(admin.get_message(message.id).vt > message.vt for message in before)
+
+
+@contextmanager
+def hang(buffer: Any, name: str) -> Iterator[threading.Event]:
+    """A call of the buffer's consumer hangs meanwhile, without blocking an event loop. Gives what tells
+    that it was called.
+    """
+    begun, go_on = threading.Event(), threading.Event()
+    method = getattr(buffer._consumer, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        begun.set()
+        while not go_on.is_set():
+            buffer._database._sleep(0.01)
+        return method(*args, **kwargs)
+
+    setattr(buffer._consumer, name, call)
+    try:
+        yield begun
+    finally:
+        go_on.set()
 
 
 def test_a_lost_lease_is_told_by_the_flush(
@@ -213,12 +263,55 @@ def test_what_was_lost_before_it_was_begun_is_not_handed_out(
 ) -> None:
     with consumer.buffer(4, lease=0.9, wait=0) as buffer:
         until(lambda: len(inner(buffer)._ahead) == 4)
-        clock.advance(1)
-        stolen = rival.dequeue(10, lease=LONG)
-        assert len(stolen) == 10
+        stolen: list[Any] = []
+        while len(stolen) < 10:  # the buffer may renew just in between
+            clock.advance(1)
+            stolen += rival.dequeue(10, lease=1000 * LONG)
         until(lambda: not inner(buffer)._ahead)
         assert list(buffer) == []
         rival.ack_many(stolen)
+
+
+def has_looked_again(buffer: Any) -> bool:
+    """True if the buffer has seen that there is no more: no claim is under way with the time of now."""
+    begun, ended = inner(buffer)._looks_begun, inner(buffer)._looks_ended
+    return bool(begun == ended >= 2)
+
+
+def test_what_lapsed_and_was_claimed_again_is_handed_out_once(
+    producer: Any, consumer: Any, clock: ManualClock
+) -> None:
+    """The process stood still for longer than the lease, and claims before it renews."""
+    producer.enqueue("again")
+    with consumer.buffer(10, lease=LONG, wait=0) as buffer:
+        until(lambda: len(inner(buffer)._ahead) == 1)
+        until(lambda: has_looked_again(buffer))
+        clock.advance(LONG + 1)
+        producer.enqueue("new")
+        until(lambda: {hold.message.payload for hold in inner(buffer)._holds.values()} >= {"new"})
+        seen = []
+        for message in buffer:
+            seen.append((message.payload, message.read_ct))
+            buffer.ack(message)
+    assert sorted(seen) == [("again", 2), ("new", 1)]
+
+
+def test_an_ack_of_a_claim_before_the_last_is_lost_also_beside_that_of_the_last(
+    admin: Any, producer: Any, consumer: Any, clock: ManualClock
+) -> None:
+    producer.enqueue("again")
+    with consumer.buffer(10, lease=LONG, ack_size=1000, ack_every=LONG, wait=0) as buffer:
+        before = next(buffer)
+        until(lambda: has_looked_again(buffer))
+        clock.advance(LONG + 1)
+        producer.enqueue("new")
+        again = next(message for message in buffer if message.payload == "again")
+        for message in (again, before):
+            buffer.ack(message)
+        with pytest.raises(LeaseLost) as caught:
+            buffer.flush()
+        assert caught.value.ids == (again.id,)
+    assert admin.get_archived(again.id).read_ct == 2
 
 
 def test_other_endings_are_at_once(admin: Any, ten: list[int], later: Any, consumer: Any) -> None:
@@ -336,3 +429,58 @@ def test_bad_arguments_are_refused(consumer: Any, bad: dict[str, Any]) -> None:
 def test_what_was_not_dequeued_is_refused_at_once(admin: Any, ten: list[int], later: Any) -> None:
     with pytest.raises(InvalidArgument, match="was not dequeued"):
         later.ack(admin.peek(QUEUE, 10)[-1])
+
+
+def test_what_expires_ahead_is_not_handed_out(
+    admin: Any, producer: Any, consumer: Any, clock: ManualClock
+) -> None:
+    producer.enqueue("first")
+    expiring = producer.enqueue_many(["a", "b"], ttl=10)
+    producer.enqueue("last")
+    with consumer.buffer(10, wait=0) as buffer:
+        seen = [next(buffer).payload]
+        until(lambda: len(inner(buffer)._ahead) == 3)
+        clock.advance(11)
+        seen += [message.payload for message in buffer]
+    assert seen == ["first", "last"]
+    consumer.dequeue(10)
+    reasons = [admin.get_archived(id).archive_reason for id in expiring]
+    assert reasons == ["expired", "expired"]
+
+
+def test_what_expires_ahead_by_real_time_is_not_handed_out(harness: Harness, admin: Any) -> None:
+    store = harness.open(clock=None)
+    expiring = store.producer(QUEUE).enqueue("stale", ttl=1)
+    with store.consumer(QUEUE) as consumer, consumer.buffer(10, wait=0) as buffer:
+        until(lambda: inner(buffer)._looks_ended)
+        time.sleep(1.1)
+        assert list(buffer) == []
+        consumer.dequeue()
+    assert store.admin().get_archived(expiring).archive_reason == "expired"
+
+
+def test_a_buffer_that_was_not_opened_acks_at_once(
+    admin: Any, ten: list[int], consumer: Any
+) -> None:
+    message, other = consumer.dequeue(2)
+    buffer = consumer.buffer(ack_every=LONG)
+    buffer.flush()
+    buffer.ack(message, result=7)
+    assert admin.get_archived(message.id).result == 7
+    buffer.ack_many([other])
+    buffer.flush()
+    assert completed(admin) == 2
+    buffer.close()
+    assert admin.queue_stats(QUEUE).leased == 0
+
+
+def test_a_lease_is_what_was_asked_for(admin: Any, ten: list[int], consumer: Any) -> None:
+    """Also if the times in the rows say otherwise, since a clock went back while the claim waited."""
+    with consumer.buffer(4, lease=7, wait=0) as buffer:
+        message = next(buffer)
+        backwards = replace(message, dequeued_at=message.vt + timedelta(seconds=1))
+        assert inner(buffer)._granted(message) == 7
+        assert inner(buffer)._granted(backwards) == 7
+    with consumer.buffer(4, wait=0) as buffer:
+        assert inner(buffer)._granted(next(buffer)) == 30
+        assert inner(buffer)._granted(backwards) > 0

@@ -50,3 +50,19 @@ def test_all_queues_by_name(store: Any, admin: Any, producer: Any) -> None:
     aside, tasks = admin.stats()
     assert (aside.queue, aside.paused, aside.ready) == ("aside", True, 0)
     assert (tasks.queue, tasks.paused, tasks.ready) == (QUEUE, False, 1)
+
+
+def test_what_has_expired_is_not_counted(
+    admin: Any, producer: Any, consumer: Any, clock: ManualClock
+) -> None:
+    producer.enqueue("held", ttl=5)
+    consumer.dequeue()
+    producer.enqueue("ready", ttl=5)
+    producer.enqueue("delayed", ttl=5, delay=100)
+    producer.enqueue("stays", ttl=100)
+    found = admin.queue_stats(QUEUE)
+    assert (found.ready, found.delayed, found.leased) == (2, 1, 1)
+    clock.advance(5)
+    found = admin.queue_stats(QUEUE)
+    assert (found.ready, found.delayed, found.leased) == (1, 0, 1)
+    assert found.oldest_age == 5

@@ -37,6 +37,27 @@ def enqueue(task: Task[Any, Any], store: Any, *args: Any, **kwargs: Any) -> Any:
     return task.options(store=store).enqueue(*args, **kwargs)
 
 
+def enqueue_many(task: Task[Any, Any], store: Any, calls: Any, **options: Any) -> Any:
+    """Enqueue many calls of a task, sync or async as the store is. Returns their handles."""
+    if isinstance(store, Synced):
+        bound = task.options(store=store._wrapped)
+        handles = store._portal.run(lambda: bound.aenqueue_many(calls, **options))
+        return [Synced(store._portal, handle) for handle in handles]
+    return task.options(store=store).enqueue_many(calls, **options)
+
+
+def handle(task: Task[Any, Any], store: Any, id: int) -> Any:
+    """The handle of a task that was enqueued before, sync or async as the store is."""
+    if isinstance(store, Synced):
+        made = store._portal.run(lambda: _returned(task.ahandle(id, store=store._wrapped)))
+        return Synced(store._portal, made)
+    return task.handle(id, store=store)
+
+
+async def _returned(value: Any) -> Any:
+    return value
+
+
 class OpenTransaction(Protocol):
     """A transaction of the application's own, as a context manager gave it."""
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from pgqrs import InvalidArgument, Rate
+from pgqrs import InvalidArgument, LeaseLost, Rate
 from pgqrs.testing import ManualClock
-from pgqrs.testing.conformance.harness import QUEUE
+from pgqrs.testing.conformance.harness import QUEUE, Harness
 
 
 @pytest.fixture
@@ -219,3 +220,225 @@ def test_threads_never_exceed_the_limits(store: Any, admin: Any) -> None:
     assert done[0] == total
     assert most.pop("all") <= 4
     assert max(most.values()) <= 2
+
+
+def drain(consumer: Any, clock: ManualClock, times: int = 6) -> list[Any]:
+    """The payloads of all that comes out when messages are acked as they come, in some hours."""
+    seen = []
+    for _ in range(times):
+        for message in consumer.dequeue(10):
+            consumer.ack(message)
+            seen.append(message.payload)
+        clock.advance(3600)
+    return seen
+
+
+def test_what_is_parked_behind_an_expired_message_is_let_in(
+    store: Any, admin: Any, clock: ManualClock
+) -> None:
+    queue_with(admin, max_in_flight_per_key=1)
+    producer = store.producer(QUEUE)
+    producer.enqueue("first", key="k", unique=None)
+    producer.enqueue("short-lived", key="k", unique=None, ttl=5)
+    producer.enqueue("last", key="k", unique=None)
+    with store.consumer(QUEUE) as consumer:
+        (first,) = consumer.dequeue(10)
+        clock.advance(6)
+        consumer.ack(first)
+        assert drain(consumer, clock) == ["last"]
+    assert admin.queue_stats(QUEUE).blocked == 0
+
+
+@pytest.mark.parametrize("end", ["cancel", "expire", "purge"])
+def test_one_that_was_let_in_and_left_makes_room_for_the_next(
+    store: Any, admin: Any, clock: ManualClock, end: str
+) -> None:
+    queue_with(admin, max_in_flight_per_key=1, rate=Rate(1, per=60))
+    producer = store.producer(QUEUE)
+    a, b, *rest = producer.enqueue_many(
+        ["a", "b"], keys=["k"] * 2, unique=None, ttl=600 if end == "expire" else None
+    )
+    assert not rest
+    with store.consumer(QUEUE, lease=300) as consumer:
+        (held,) = consumer.dequeue(10)
+        assert held.id == a
+        producer.enqueue("c", key="k", unique=None)
+        clock.advance(61)
+        assert consumer.dequeue(10) == []
+        assert admin.queue_stats(QUEUE).blocked == 2
+        producer.enqueue("other", priority=5)
+        consumer.ack_many(consumer.dequeue(10))  # the only turn of this minute
+        consumer.ack(held)
+        clock.advance(30)
+        assert consumer.dequeue(10) == []  # no turn in this minute: b is only let in
+        assert admin.queue_stats(QUEUE).blocked == 1
+        if end == "cancel":
+            admin.cancel(b)
+        elif end == "expire":
+            clock.advance(600)
+            admin.expire(QUEUE)
+        else:
+            admin.purge_queue(QUEUE)
+            producer.enqueue("c", key="k", unique=None)
+        clock.advance(3600)
+        assert drain(consumer, clock) == ["c"]
+    assert admin.queue_stats(QUEUE).blocked == 0
+
+
+def test_the_first_of_those_parked_is_the_most_urgent(store: Any, admin: Any) -> None:
+    queue_with(admin, max_in_flight_per_key=1)
+    producer = store.producer(QUEUE)
+    producer.enqueue("running", key="k", unique=None)
+    with store.consumer(QUEUE) as consumer:
+        (running,) = consumer.dequeue()
+        producer.enqueue_many(["low", "lower"], keys=["k"] * 2, unique=None)
+        producer.enqueue("urgent", key="k", unique=None, priority=9)
+        assert consumer.dequeue(10) == []
+        order = []
+        for _ in range(3):
+            consumer.ack(running)
+            (running,) = consumer.dequeue(10)
+            order.append(running.payload)
+        assert order == ["urgent", "low", "lower"]
+
+
+def test_one_that_was_let_in_does_not_overtake_a_more_urgent_one(
+    store: Any, admin: Any, clock: ManualClock
+) -> None:
+    queue_with(admin, max_in_flight_per_key=1, max_in_flight=2)
+    producer = store.producer(QUEUE)
+    producer.enqueue_many(["running", "low"], keys=["k"] * 2, unique=None)
+    with store.consumer(QUEUE, lease=300) as consumer:
+        (running,) = consumer.dequeue(10)
+        producer.enqueue_many(["x", "y"], priority=7)
+        others = consumer.dequeue(10)  # one of them: the queue is full
+        consumer.ack(running)
+        producer.enqueue("z", priority=7)
+        others += consumer.dequeue(10)  # full again; low is let in, and waits
+        producer.enqueue("urgent", key="k", unique=None, priority=3)
+        consumer.ack_many(others)
+        order = [message.payload for message in consumer.dequeue(10)]
+        assert order == ["z", "urgent"]
+        assert consumer.dequeue(10) == []
+
+
+def test_a_lapsed_claim_is_over_in_a_queue_with_limits(
+    store: Any, admin: Any, clock: ManualClock
+) -> None:
+    queue_with(admin, max_in_flight=1)
+    producer = store.producer(QUEUE)
+    producer.enqueue("slow")
+    with store.consumer(QUEUE) as slow, store.consumer(QUEUE) as quick:
+        (held,) = slow.dequeue()
+        clock.advance(31)
+        with pytest.raises(LeaseLost):
+            slow.extend(held, 1000)
+        producer.enqueue("urgent", priority=5)
+        (urgent,) = quick.dequeue(10)
+        with pytest.raises(LeaseLost):
+            slow.extend(held, 1000)
+        quick.extend(urgent, 1000)
+        assert admin.queue_stats(QUEUE).leased == 1
+        slow.ack(held)  # nobody else has it: what was done counts
+        quick.ack(urgent)
+        assert slow.dequeue(10) == []
+
+
+@pytest.mark.parametrize("change", ["extend", "release", "fail"])
+def test_one_that_lapsed_and_was_parked(
+    store: Any, admin: Any, clock: ManualClock, change: str
+) -> None:
+    queue_with(admin, max_in_flight_per_key=1)
+    producer = store.producer(QUEUE)
+    producer.enqueue("one", key="k", unique=None)
+    with store.consumer(QUEUE) as slow, store.consumer(QUEUE) as quick:
+        (one,) = slow.dequeue()
+        clock.advance(31)
+        producer.enqueue("two", key="k", unique=None, priority=5)
+        (two,) = quick.dequeue(10)  # the first has come back, and is parked behind the second
+        assert (two.payload, admin.queue_stats(QUEUE).blocked) == ("two", 1)
+        if change == "extend":
+            with pytest.raises(LeaseLost):
+                slow.extend(one, 1000)
+        elif change == "release":
+            slow.release(one, delay=3600)
+        else:
+            slow.fail(one, "oops", delay=3600)
+        quick.ack(two)
+        again = [message.payload for message in quick.dequeue(10)]
+        assert again == (["one"] if change == "extend" else [])
+        clock.advance(3600)
+        assert [message.payload for message in quick.dequeue(10)] == ["one"]
+
+
+def test_a_message_may_be_given_back_and_claimed_by_many(store: Any, admin: Any) -> None:
+    queue_with(admin, max_in_flight=5)
+    store.producer(QUEUE).enqueue_many(range(8))
+
+    def consume(_: int) -> int:
+        taken = 0
+        with store.consumer(QUEUE) as consumer:
+            for _ in range(30):
+                claimed = consumer.dequeue(2)
+                consumer.release_many(claimed)
+                taken += len(claimed)
+        return taken
+
+    with ThreadPoolExecutor(4) as threads:
+        assert sum(threads.map(consume, range(4))) > 0
+    assert admin.queue_stats(QUEUE).ready == 8
+
+
+def test_many_at_once_within_limits(store: Any, admin: Any) -> None:
+    queue_with(admin, max_in_flight=2500)
+    store.producer(QUEUE).enqueue_many(range(3000))
+    with store.consumer(QUEUE) as consumer:
+        held = consumer.dequeue(2400)
+        assert [message.payload for message in held] == list(range(2400))
+        assert len(consumer.dequeue(2400)) == 100
+
+
+def test_a_rate_goes_on_when_the_clock_is_set_back(store: Any, admin: Any, clock: Any) -> None:
+    queue_with(admin, rate=Rate(5, per=60))
+    store.producer(QUEUE).enqueue_many(range(30))
+    with store.consumer(QUEUE) as consumer:
+        assert len(consumer.dequeue(10)) == 5
+        clock._now -= timedelta(hours=1)
+        assert consumer.dequeue(10) == []  # how long ago those were is not known any more
+        clock.advance(61)
+        assert len(consumer.dequeue(10)) == 5
+
+
+def test_limits_that_go_away_leave_no_message_behind_however_many_are_parked(
+    store: Any, admin: Any
+) -> None:
+    queue_with(admin, max_in_flight_per_key=1)
+    total = 1500
+    store.producer(QUEUE).enqueue_many(range(total), keys=["k"] * total, unique=None)
+    with store.consumer(QUEUE) as consumer:
+        seen = consumer.dequeue(total)
+        assert len(seen) == 1
+        assert admin.queue_stats(QUEUE).blocked == total - 1
+        admin.configure_queue(QUEUE, max_in_flight_per_key=None)
+        while claimed := consumer.dequeue(total):
+            seen += claimed
+        assert sorted(message.payload for message in seen) == list(range(total))
+        assert admin.queue_stats(QUEUE).blocked == 0
+        consumer.extend_many(seen, 60)
+
+
+@pytest.mark.parametrize("limits", [{"max_in_flight": 10}, {"max_in_flight_per_key": 10}], ids=str)
+def test_one_claim_takes_no_more_bytes_than_it_may(
+    harness: Harness, admin: Any, limits: dict[str, int]
+) -> None:
+    queue_with(admin, **limits)
+    store = harness.open(clock=harness.clock, max_dequeue_bytes=250_000)
+    large = [[n, "x" * 100_000] for n in range(7)]
+    store.producer(QUEUE).enqueue_many(large, keys=["k"] * 7, unique=None)
+    store.producer(QUEUE).enqueue(["last", "x" * 300_000])
+    with store.consumer(QUEUE) as consumer:
+        seen = []
+        while claimed := consumer.dequeue(100):
+            seen.append([message.payload[0] for message in claimed])
+            consumer.ack_many(claimed)
+    assert seen == [[0, 1, 2], [3, 4, 5], [6, "last"]]

@@ -43,6 +43,8 @@ GOOD = [
     1.7976931348623157e308,
     5e-324,
     1e-7,
+    -0.0,
+    [0.0, -0.0, {"-0.0": "-0.0"}, -0.05, [-0.0]],
     "",
     "plain",
     "e+10 1e+16 \\u0000 \\",
@@ -91,6 +93,8 @@ def same(left: Any, right: Any) -> bool:
         return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
     if isinstance(left, list):
         return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, float):
+        return repr(left) == repr(right)  # tells one zero from the other
     return bool(left == right)
 
 
@@ -153,3 +157,16 @@ def test_the_limits_are_settings(harness: Harness, admin: Any) -> None:
         producer.enqueue("123456789")
     with pytest.raises(InvalidPayload, match="nested"):
         producer.enqueue([[1]])
+
+
+@pytest.mark.parametrize("number", [1e308, -1e-300, 5e-324, -0.0])
+def test_the_size_is_that_of_what_is_stored(harness: Harness, admin: Any, number: float) -> None:
+    """Numbers that are short in Python and are stored with all their digits."""
+    strict = harness.open(clock=harness.clock, max_payload_bytes=10_000)
+    producer = strict.producer(QUEUE)
+    producer.enqueue([number] * 10)
+    with pytest.raises(PayloadTooLarge):
+        producer.enqueue([number] * 100)
+    with pytest.raises(PayloadTooLarge):
+        producer.enqueue_many([[1], [number] * 100])
+    assert len(admin.peek(QUEUE)) == 1

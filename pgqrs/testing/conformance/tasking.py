@@ -21,15 +21,17 @@ from pgqrs import (
     MessageNotFound,
     ResultTimedOut,
     Retry,
+    Task,
     TaskCancelled,
     TaskExpired,
     TaskFailed,
+    TaskMismatch,
     task,
 )
 from pgqrs.stores import wakeups
 from pgqrs.tasks import declare
 from pgqrs.testing import ManualClock
-from pgqrs.testing.conformance.harness import QUEUE, Harness, enqueue, worker
+from pgqrs.testing.conformance.harness import QUEUE, Harness, enqueue, handle, worker
 from pgqrs.testing.conformance.working import PATIENCE
 
 
@@ -253,7 +255,33 @@ def test_a_task_can_be_cancelled_before_it_runs(store: Any, admin: Any) -> None:
     assert handle.status() == "cancelled"
 
 
-def test_what_comes_of_a_cancelled_task_does_not_count(real_time: Any) -> None:
+def test_a_handle_is_of_one_task(store: Any, admin: Any) -> None:
+    id = enqueue(add, store, 1).id
+    plain = store.producer(QUEUE).enqueue({"job": 1})
+    for wrong, found in ((id, add.name), (plain, None)):
+        foreign = handle(greet, store, wrong)
+        for ask in (foreign.status, foreign.cancel):
+            with pytest.raises(TaskMismatch, match=f"message {wrong} is of") as caught:
+                ask()
+            assert (caught.value.task, caught.value.found) == (greet.name, found)
+    run(store)
+    with pytest.raises(TaskMismatch):
+        handle(greet, store, id).result(PATIENCE)
+    assert handle(add, store, id).result(PATIENCE) == 2
+    assert handle(add, store, id).status() == "completed"
+
+
+def test_a_key_of_another_task_gives_no_result_of_it(store: Any, admin: Any) -> None:
+    first = enqueue(add.options(key="k"), store, 1)
+    second = enqueue(greet.options(key="k"), store, "Ada")
+    assert second.id == first.id
+    run(store)
+    assert first.result(PATIENCE) == 2
+    with pytest.raises(TaskMismatch):
+        second.result(PATIENCE)
+
+
+def test_what_comes_of_a_cancelled_task_does_not_count(store: Any, admin: Any) -> None:
     begun, cancelled = threading.Event(), threading.Event()
 
     @task(queue=QUEUE)
@@ -264,8 +292,8 @@ def test_what_comes_of_a_cancelled_task_does_not_count(real_time: Any) -> None:
         finally:
             cancelled.set()
 
-    handle = enqueue(endless, real_time)
-    with worker(real_time, queues=[QUEUE], lease=0.3):
+    handle = enqueue(endless, store)
+    with worker(store, queues=[QUEUE], lease=0.3):
         assert begun.wait(PATIENCE)
         assert handle.status() == "running"
         assert handle.cancel()
@@ -291,6 +319,7 @@ def test_who_waits_for_a_result_hears_of_it(
 ) -> None:
     monkeypatch.setattr(wakeups, "SELDOM", 2 * PATIENCE)  # nobody looks by himself
     monkeypatch.setattr(wakeups, "OFTEN", 2 * PATIENCE)
+    monkeypatch.setattr("pgqrs.stores.results.SELDOM", PATIENCE)  # so long workers know who waits
     with worker(real_time, queues=[QUEUE]):
         for n in range(5):
             assert enqueue(add, real_time, n).result(PATIENCE) == n + 1
@@ -346,9 +375,83 @@ def test_a_task_enqueues_into_the_store_it_runs_from(store: Any, admin: Any) -> 
     assert admin.get_archived(inner).result == 42
 
 
-def test_an_unknown_task_is_left_to_others(store: Any, admin: Any, clock: ManualClock) -> None:
-    id = store.producer(QUEUE).enqueue({"task": "elsewhere:unknown", "args": [], "kwargs": {}})
+UNKNOWN = {"task": "elsewhere:unknown", "args": [], "kwargs": {}}
+
+
+def test_an_unknown_task_is_left_to_others(
+    store: Any, admin: Any, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = store.producer(QUEUE).enqueue_many([UNKNOWN] * 3)
+    neighbour = enqueue(add, store, 1)
+    delays: list[float] = []
+    run(store)
+    said = [record for record in caplog.records if "elsewhere:unknown" in record.getMessage()]
+    assert len(said) == 1
+    for _ in range(12):
+        run(store)
+        found = admin.get_message(ids[0])
+        delays.append((found.vt - clock.now()).total_seconds())
+        clock.advance(delays[-1])
+    assert neighbour.result(PATIENCE) == 2
+    assert [admin.get_message(id).attempt for id in ids] == [0] * 3
+    assert delays == sorted(delays)
+    assert (delays[0], delays[1], delays[-1]) == (2.0, 4.0, 600.0)
+    declared: Task[[], int] = Task(lambda: 42, name="elsewhere:unknown", queue=QUEUE)
+    worker(store, tasks=[declared]).run(until_empty=True)
+    assert {admin.get_archived(id).result for id in ids} == {42}
+
+
+def test_a_task_that_nobody_ever_knows_ends_as_a_dead_letter(
+    store: Any, admin: Any, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqrs.unknown.MOST", 2)
+    id = store.producer(QUEUE).enqueue(UNKNOWN)
     for _ in range(3):
         run(store)
         clock.advance(1000)
-    assert "no task 'elsewhere:unknown' is declared" in admin.get_archived(id).error
+    assert "no task 'elsewhere:unknown' is known" in admin.get_archived(id).error
+
+
+def test_max_releases_ends_an_unknown_task(store: Any, admin: Any, clock: ManualClock) -> None:
+    admin.configure_queue(QUEUE, max_releases=1)
+    id = store.producer(QUEUE).enqueue(UNKNOWN)
+    for _ in range(2):
+        run(store)
+        clock.advance(1000)
+    assert "max_releases" in admin.get_archived(id).error
+
+
+def test_a_worker_runs_the_tasks_it_was_given_from_their_own_queues(store: Any, admin: Any) -> None:
+    admin.create_queue("other")
+    elsewhere = add.options(queue="other")
+    mine, not_mine = enqueue(greet, store, "Ada"), enqueue(add, store, 1)
+    misplaced = enqueue(greet.options(queue="other"), store, "Bob")
+    other = enqueue(elsewhere, store, 2)
+    worker(store, tasks=[greet, elsewhere]).run(until_empty=True)
+    assert mine.result(PATIENCE) == "Ada"
+    assert other.result(PATIENCE) == 3
+    assert [admin.get_message(handle.id).attempt for handle in (not_mine, misplaced)] == [0, 0]
+    worker(store, tasks=[greet], queues=["other"]).run(until_empty=True)
+    assert [admin.get_message(handle.id).attempt for handle in (not_mine, misplaced)] == [0, 0]
+
+
+def test_a_queue_given_by_name_serves_every_task_of_the_worker(store: Any, admin: Any) -> None:
+    admin.create_queue("urgent")
+    handle = enqueue(add.options(queue="urgent"), store, 1)
+    worker(store, tasks=[add, greet], queues=["urgent"]).run(until_empty=True)
+    assert handle.result(PATIENCE) == 2
+
+
+def test_a_worker_of_handlers_runs_no_tasks(store: Any, admin: Any) -> None:
+    admin.create_queue("plain")
+    handle = enqueue(add, store, 1)
+    worker(store, handlers={"plain": print}, queues=[]).run(until_empty=True)
+    assert admin.get_message(handle.id).read_ct == 0
+
+
+def test_a_run_that_a_worker_does_not_know_is_left_to_others(store: Any, admin: Any) -> None:
+    created = store.workflows.create("elsewhere", queue=QUEUE)
+    worker(store, queues=[QUEUE]).run(until_empty=True)
+    (message,) = admin.peek(QUEUE)
+    assert (message.payload, message.attempt) == ({"workflow": "elsewhere"}, 0)
+    assert created.status() == "pending"

@@ -14,7 +14,7 @@ from pgqrs import InvalidArgument, Rate
 from pgqrs.stores import wakeups
 from pgqrs.testing.conformance.harness import QUEUE, Harness
 
-LONG = 60
+LONG = 100
 """Far longer than any test takes: who returns earlier was woken."""
 
 
@@ -23,6 +23,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody looks by himself: what arrives was heard of."""
     monkeypatch.setattr(wakeups, "SELDOM", LONG)
     monkeypatch.setattr(wakeups, "OFTEN", LONG)
+    monkeypatch.setattr("pgqrs.consumer.SELDOM", LONG)  # so long producers know that he waits
 
 
 @contextmanager
@@ -43,7 +44,7 @@ def waiting(consumer: Any, n: int = 1) -> Iterator[Callable[[], list[Any]]]:
 
 def until_it_waits(consumer: Any) -> None:
     sync = getattr(getattr(consumer, "_wrapped", consumer), "_sync", consumer)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + LONG
     while not sync._database.wakeups._doorbells:
         assert time.monotonic() < deadline
         time.sleep(0.005)

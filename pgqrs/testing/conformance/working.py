@@ -30,7 +30,8 @@ from pgqrs.handlers import Delivery, Job
 from pgqrs.testing import ManualClock
 from pgqrs.testing.conformance.harness import QUEUE, Harness, worker
 
-PATIENCE = 30.0
+PATIENCE = 100.0
+"""Seconds after which what is waited for does not happen any more."""
 
 
 def until(condition: Callable[[], Any]) -> Any:
@@ -139,7 +140,8 @@ def test_whatever_a_handler_raises_the_worker_goes_on(
 
     work_off(store, handle)
     assert admin.get_archived(fine).result == "handled"
-    assert admin.get_message(failing).vt == clock.now() + timedelta(seconds=again_after)
+    wait = admin.get_message(failing).vt - clock.now()
+    assert timedelta() < wait <= timedelta(seconds=again_after)  # part of it may be random
     clock.advance(again_after)
     work_off(store, handle)
     assert admin.get_archived(failing).result == "handled"
@@ -285,18 +287,20 @@ def test_no_more_is_claimed_than_there_are_slots(store: Any, admin: Any, produce
     assert sorted(begun) == ids  # threads begin in any order
 
 
-def test_leases_are_renewed_while_handlers_block(harness: Harness, admin: Any) -> None:
-    store = harness.open(clock=None)
-    id = store.producer(QUEUE).enqueue("work")
-    with busy(store, lease=1) as (_, go_on, begun), store.consumer(QUEUE) as rival:
+def test_leases_are_renewed_while_handlers_block(
+    store: Any, admin: Any, producer: Any, rival: Any, clock: ManualClock
+) -> None:
+    """The worker renews by the time of its own; when a lease lapses, the clock says."""
+    id = producer.enqueue("work")
+    with busy(store, lease=1) as (_, go_on, begun):
         until(lambda: begun)
-        deadline = time.monotonic() + 2.5
-        while time.monotonic() < deadline:
+        for _ in range(4):
+            clock.advance(0.9)
+            until(lambda: admin.get_message(id).vt == clock.now() + timedelta(seconds=1))
             assert rival.dequeue() == []
-            time.sleep(0.02)
         go_on.set()
     assert begun == [id]
-    assert store.admin().get_archived(id).read_ct == 1
+    assert admin.get_archived(id).read_ct == 1
 
 
 def test_who_lost_its_lease_ends_nothing(
@@ -311,8 +315,8 @@ def test_who_lost_its_lease_ends_nothing(
     id = producer.enqueue("work")
     with busy(store, concurrency=1) as (_, go_on, begun):
         until(lambda: begun)
-        clock.advance(31)
-        (message,) = rival.dequeue()
+        # Again if the worker has renewed just in between.
+        (message,) = until(lambda: clock.advance(31) and rival.dequeue())
         rival.ack(message, result="by the rival")
         with caplog.at_level(logging.WARNING, logger="pgqrs.worker"):
             go_on.set()
@@ -321,8 +325,7 @@ def test_who_lost_its_lease_ends_nothing(
     assert (ended.result, ended.read_ct) == ("by the rival", 2)
 
 
-def test_a_handler_can_learn_that_its_lease_is_lost(harness: Harness, admin: Any) -> None:
-    store = harness.open(clock=None)
+def test_a_handler_can_learn_that_its_lease_is_lost(store: Any, admin: Any, producer: Any) -> None:
     lost: list[str] = []
 
     def wait(delivery: Delivery) -> Settled:
@@ -346,9 +349,9 @@ def test_a_handler_can_learn_that_its_lease_is_lost(harness: Harness, admin: Any
     }
     options = {"queues": [QUEUE], "routes": [lambda message: jobs[message.payload]]}
     with worker(store, lease=0.3, **options):
-        store.producer(QUEUE).enqueue_many(["thread", "task"])
-        until(lambda: store.admin().queue_stats(QUEUE).leased == 2)
-        store.admin().purge_queue(QUEUE)
+        producer.enqueue_many(["thread", "task"])
+        until(lambda: admin.queue_stats(QUEUE).leased == 2)
+        admin.purge_queue(QUEUE)
         until(lambda: sorted(lost) == ["task", "thread"])
 
 

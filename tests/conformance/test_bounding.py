@@ -1,0 +1,3 @@
+"""The conformance suite: bounds."""
+
+from pgqrs.testing.conformance.bounding import *  # noqa: F403

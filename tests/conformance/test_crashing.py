@@ -1,0 +1,3 @@
+"""The conformance suite: crashing."""
+
+from pgqrs.testing.conformance.crashing import *  # noqa: F403

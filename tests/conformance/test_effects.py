@@ -1,0 +1,3 @@
+"""The conformance suite: effects."""
+
+from pgqrs.testing.conformance.effects import *  # noqa: F403

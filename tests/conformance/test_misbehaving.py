@@ -1,0 +1,3 @@
+"""The conformance suite: misbehaving."""
+
+from pgqrs.testing.conformance.misbehaving import *  # noqa: F403

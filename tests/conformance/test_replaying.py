@@ -1,0 +1,3 @@
+"""The conformance suite: replay."""
+
+from pgqrs.testing.conformance.replaying import *  # noqa: F403

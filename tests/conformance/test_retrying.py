@@ -1,0 +1,3 @@
+"""The conformance suite: retrying."""
+
+from pgqrs.testing.conformance.retrying import *  # noqa: F403
