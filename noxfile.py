@@ -370,7 +370,7 @@ def chaos(session: nox.Session) -> None:
     """The chaos test of queues for about an hour. `PGQRS_CHAOS_SEED` begins it with another seed."""
     install(session, "test")
     rounds = {"PGQRS_CHAOS_ROUNDS": os.environ.get("PGQRS_CHAOS_ROUNDS", "80")}
-    pytest(session, "-s", "tests/acceptance/test_chaos.py", env=rounds)
+    pytest(session, "-rP", "tests/acceptance/test_chaos.py", env=rounds)
 
 
 @nox.session

@@ -88,7 +88,9 @@ def test_readers_of_one_stream_take_turns(store: pgqrs.Store) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(taken) == 3
+    # One reads to the end. Whoever it took the stream from is told, unless it asks again, or begins,
+    # only when nothing is left: then there is nothing to tell.
+    assert len(taken) < len(threads)
     assert store.admin().queue_stats("tasks").archived[COMPLETED] == 20
     # Two may have been given the same batch, one after the other; no message is in two of them.
     distinct = {batch.number: frozenset(batch.holds.tokens) for batch in found}
