@@ -46,7 +46,7 @@ FULL = (
 
 # Pythons that pyenv has but does not put on the path.
 PYENV = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
-for found in sorted(PYENV.glob("3.1[23].*/bin")):
+for found in sorted(PYENV.glob("3.1[23].*/bin")) if os.access(PYENV, os.R_OK) else ():
     os.environ["PATH"] += f"{os.pathsep}{found}"
 
 PROJECT = tomllib.loads(Path("pyproject.toml").read_text())
