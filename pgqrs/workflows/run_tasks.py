@@ -9,7 +9,8 @@ timeout that comes to its end then has no effect until the run is past its histo
 call that a timeout cut short before must be cut short again, at the same place and at once: `expire`
 does. A task learns of its timeouts since each asks the task how often it was cancelled when it
 begins, and cancels the task when it is over. Where Python does that otherwise one day, timeouts still
-work; they take their time on each replay then.
+work; they take their time on each replay then. The timeouts of Python 3.11.0 to 3.11.2 do not ask, so
+there entering one is told to its task (`_tell_tasks`).
 
 *Order.* Tasks begin, and are found in sets, in an order that is the same in every life of a run, and
 not that of their addresses (`__hash__`, `_in_order`).
@@ -21,6 +22,7 @@ import asyncio
 import sys
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from types import CodeType
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -73,8 +75,12 @@ class RunTask(asyncio.Task[Any]):
     def cancelling(self) -> int:
         caller = sys._getframe(1)
         if caller.f_code is _ENTERS:
-            self._timeouts.append(caller.f_locals["self"])
+            self.learn(caller.f_locals["self"])
         return super().cancelling()
+
+    def learn(self, timeout: asyncio.Timeout) -> None:
+        """This task is in a timeout from now on."""
+        self._timeouts.append(timeout)
 
     def cancel(self, msg: Any = None) -> bool:
         caller = sys._getframe(1)
@@ -119,6 +125,24 @@ class RunTask(asyncio.Task[Any]):
 
 def _is_on(timeout: asyncio.Timeout) -> bool:
     return getattr(getattr(timeout, "_state", None), "name", "EXITED") in ("ENTERED", "EXPIRING")
+
+
+def _tell_tasks(enter: Any) -> Any:
+    """Returns an `asyncio.Timeout.__aenter__` that tells the task of a run about the timeout."""
+
+    @wraps(enter)
+    async def told(self: asyncio.Timeout) -> asyncio.Timeout:
+        entered: asyncio.Timeout = await enter(self)
+        task = asyncio.current_task()
+        if isinstance(task, RunTask):
+            task.learn(self)
+        return entered
+
+    return told
+
+
+if _ENTERS is not None and "cancelling" not in _ENTERS.co_names:  # Python 3.11.0 to 3.11.2
+    asyncio.Timeout.__aenter__ = _tell_tasks(asyncio.Timeout.__aenter__)  # type: ignore[method-assign]
 
 
 # Which tasks there are
