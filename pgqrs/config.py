@@ -5,6 +5,7 @@ Also the one place that understands the URLs pgqrs accepts.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -28,6 +29,12 @@ JOURNAL_MODES = ("WAL", "DELETE", "TRUNCATE", "PERSIST", "MEMORY", "OFF")
 SYNCHRONOUS = ("OFF", "NORMAL", "FULL", "EXTRA")
 S3_MODES = ("durable", "local")
 S3_KEY = "pgqrs.sqlite"
+MORE_THAN_ZERO = (
+    *("max_payload_bytes", "max_payload_depth", "max_dequeue_bytes", "max_read_ct", "pool_size"),
+    *("lease", "heartbeat", "s3_sync_interval", "s3_timeout"),
+)
+NOT_NEGATIVE = ("retry_for", "prepare_threshold", "sqlite_busy_timeout", "s3_max_staleness")
+FINITE = ("lease", "heartbeat", "retry_for", "sqlite_busy_timeout", "s3_timeout")
 _IMPORT_PATH = re.compile(r"[\w.]+:[\w.]+")
 MAX_IDENTIFIER = 63
 """Bytes of a name in PostgreSQL; longer ones are cut off without an error."""
@@ -110,13 +117,16 @@ class Config:
             raise InvalidConfig(
                 f"redact_errors is {redact!r}; expected a function, or its path module:function"
             )
-        for name in (
-            *("max_payload_bytes", "max_payload_depth", "max_dequeue_bytes", "max_read_ct"),
-            *("pool_size", "lease"),
-            *("s3_sync_interval", "s3_timeout"),
-        ):
+        for name in MORE_THAN_ZERO:
             if not getattr(self, name) > 0:
                 raise InvalidConfig(f"{name} is {getattr(self, name)!r}; expected more than 0")
+        for name in NOT_NEGATIVE:
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise InvalidConfig(f"{name} is {value!r}; expected 0 or more")
+        for name in FINITE:
+            if math.isinf(getattr(self, name)):
+                raise InvalidConfig(f"{name} is {getattr(self, name)!r}; expected a finite number")
         if self.max_payload_depth > MAX_JSON_DEPTH:
             raise InvalidConfig(
                 f"max_payload_depth is {self.max_payload_depth}; expected {MAX_JSON_DEPTH} at most"

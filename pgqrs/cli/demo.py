@@ -63,7 +63,7 @@ def demo(context: click.Context) -> None:
     Takes about 10 seconds. Uses a throwaway SQLite file, or the database of an explicit --dsn:
     there it works in a queue of its own, and deletes it afterwards.
     """
-    with chosen_target(context) as target, target.open() as store:
+    with chosen_target(context) as target, target.open(upgrade=True) as store:
         if store.config.url.database == ":memory:":
             raise click.UsageError("other processes cannot see a database in memory; name a file")
         store.admin().install()

@@ -9,6 +9,7 @@ import click
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from pgqrs import PgqrsError, QueueExists, QueueNotEmpty, QueueNotFound, QueueScheduled
+from pgqrs.cli.output import printable
 
 
 class Commands(click.Group):
@@ -26,7 +27,14 @@ class Commands(click.Group):
 
 
 def explain(error: BaseException) -> str:
-    """What went wrong, in one line. It names an option where the library names an argument."""
+    """Returns what went wrong, in one line. Texts of tasks may be part of it, so control characters are
+    escaped.
+    """
+    return printable(_sentence(error))
+
+
+def _sentence(error: BaseException) -> str:
+    """The error in words. It names an option where the library names an argument."""
     match error:
         case QueueNotFound(name=name):
             return f"queue {name!r} does not exist; create it with `pgqrs queue create`"

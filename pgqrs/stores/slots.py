@@ -17,6 +17,7 @@ import os
 import sqlite3
 import threading
 import uuid
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -110,7 +111,8 @@ class Slot:
     def place_aside(self) -> Path:
         """Where to keep a database that cannot be uploaded, under a name of its own."""
         directory = self._home / "set-aside"
-        directory.mkdir(parents=True, exist_ok=True)
+        _create_private(self._home)
+        _create_private(directory)
         return directory / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}.sqlite"
 
     def move_aside(self, name: str) -> Path | None:
@@ -179,12 +181,20 @@ def _free_slot(home: Path) -> Slot:
 
 
 def _new_slot(home: Path) -> Slot:
+    _create_private(home)
     for number in range(MOST_SLOTS):
         directory = home / f"{number:03}"
-        directory.mkdir(parents=True, exist_ok=True)
+        _create_private(directory)
         if slot := _taken(home, directory):
             return slot
     raise OSError(f"{MOST_SLOTS} processes use this object already")
+
+
+def _create_private(directory: Path) -> None:
+    """Create a directory that its owner alone can enter, as the bucket protects what is in it."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with suppress(OSError):  # one that was created by an earlier version, or by another user
+        directory.chmod(0o700)
 
 
 def _taken(home: Path, directory: Path) -> Slot | None:

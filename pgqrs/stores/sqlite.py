@@ -18,7 +18,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -401,12 +401,21 @@ def _usable_path(database: str, config: Config) -> Path:
     path = Path(database).expanduser().absolute()
     if config.dsn is None and str(path) == default_url().database:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as exc:
             raise InvalidConfig(f"cannot create {path.parent}: {exc.strerror}") from exc
     if not path.parent.is_dir():
         raise InvalidConfig(f"cannot create {path}: there is no directory {path.parent}")
+    _create_private(path)
     return path
+
+
+def _create_private(path: Path) -> None:
+    """Create a file that its owner alone can read. SQLite gives its log the same permissions. A file
+    that exists keeps its own.
+    """
+    with suppress(OSError):  # SQLite says why it cannot open it
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def _set_pragmas(connection: sqlite3.Connection, config: Config, *, in_memory: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -30,6 +31,7 @@ def assert_one_line_error(result: Result) -> str:
 
 
 def test_install_then_verify(empty_dsn: str) -> None:
+    Path(empty_dsn.removeprefix("sqlite:///")).touch()
     assert "not installed" in assert_one_line_error(invoke("--dsn", empty_dsn, "verify"))
     for command in ("install", "install", "verify"):
         result = invoke("--dsn", empty_dsn, command)
@@ -52,6 +54,39 @@ def test_database_from_the_environment(dsn: str, monkeypatch: pytest.MonkeyPatch
 def test_schema_reaches_the_store(dsn: str) -> None:
     line = assert_one_line_error(invoke("--dsn", dsn, "--schema", "other", "queue", "list"))
     assert "SQLite has no schemas" in line
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["--dsn", "{missing}", "verify"],
+        ["--dsn", "{missing}", "stats"],
+        ["--dsn", "{missing}", "enqueue", "tasks", "1"],
+        ["copy", "{missing}", "{dsn}"],
+    ],
+    ids=lambda command: " ".join(word for word in command if "{" not in word and "-" not in word),
+)
+def test_a_mistyped_path_creates_no_file(command: list[str], dsn: str, tmp_path: Path) -> None:
+    missing = tmp_path / "mistyped.db"
+    words = [word.format(missing=f"sqlite:///{missing}", dsn=dsn) for word in command]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 1
+    assert "pgqrs install" in done.output
+    assert not missing.exists()
+
+
+def test_an_error_of_a_task_does_nothing_to_the_terminal(dsn: str, store: pgqrs.Store) -> None:
+    @pgqrs.task(queue="tasks", retry=pgqrs.Retry(max_attempts=1))
+    def fail(name: str) -> None:
+        raise ValueError(f"no such name: {name}")
+
+    handle = fail.options(store=store).enqueue("\x1b]0;title\x07\x1b[2J")
+    pgqrs.Worker(store, tasks=[fail]).run(until_empty=True, signals=False)
+    done = CliRunner().invoke(app, ["--dsn", dsn, "task", "result", str(handle.id)])
+    assert done.exit_code == 1
+    assert "no such name" in done.output
+    assert "\x1b" not in done.output
+    assert "\x07" not in done.output
 
 
 def test_unknown_url_is_an_error() -> None:
@@ -78,12 +113,12 @@ def test_password_is_never_printed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_unreachable_database_is_not_waited_for_as_a_service_would(
-    empty_dsn: str, monkeypatch: pytest.MonkeyPatch
+    dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Target(empty_dsn).open() as store:
+    with Target(dsn).open() as store:
         assert store.config.retry_for < pgqrs.Config().retry_for
     monkeypatch.setenv("PGQRS_RETRY_FOR", "77")
-    with Target(empty_dsn).open() as store:
+    with Target(dsn).open() as store:
         assert store.config.retry_for == 77
 
 

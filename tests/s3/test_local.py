@@ -49,6 +49,15 @@ def test_a_write_returns_at_once_and_is_uploaded_later(object: Object) -> None:
     assert object.payloads() == ['"a"']
 
 
+@pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
+def test_local_copies_are_for_their_owner_alone(object: Object, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o755)
+    object.open("local", s3_cache=str(cache))
+    assert list(cache.rglob("*.sqlite"))
+    assert [path.stat().st_mode & 0o777 for path in cache.iterdir()] == [0o700]
+
+
 def test_what_changed_nothing_is_not_uploaded(object: Object) -> None:
     store = object.open("local")
     consumer = store.consumer(QUEUE).open()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,16 @@ def test_arguments_win_over_the_environment_over_defaults() -> None:
         {"PGQRS_UPGRADE": "perhaps"},
         {"PGQRS_SQLITE_SYNCHRONOUS": "sometimes"},
         {"PGQRS_POOL_SIZE": "0"},
+        {"PGQRS_HEARTBEAT": "0"},
+        {"PGQRS_HEARTBEAT": "-5"},
+        {"PGQRS_HEARTBEAT": "nan"},
+        {"PGQRS_HEARTBEAT": "inf"},
+        {"PGQRS_RETRY_FOR": "-5"},
+        {"PGQRS_RETRY_FOR": "nan"},
+        {"PGQRS_LEASE": "inf"},
+        {"PGQRS_SQLITE_BUSY_TIMEOUT": "-1"},
+        {"PGQRS_PREPARE_THRESHOLD": "-1"},
+        {"PGQRS_S3_MAX_STALENESS": "-1"},
     ],
 )
 def test_a_bad_variable_is_named(environ: dict[str, str]) -> None:
@@ -161,6 +172,34 @@ def test_a_relative_path_is_fixed_when_the_store_is_opened(
         monkeypatch.chdir(tmp_path)
         store.admin().install()
     assert (tmp_path / "a" / "q.db").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
+def test_the_default_file_and_its_directory_are_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.delenv("PGQRS_DSN", raising=False)
+    before = os.umask(0o022)
+    try:
+        with pgqrs.Store(upgrade=True) as store:
+            file = Path(str(store.engine.url.database))
+            modes = {path.name: path.stat().st_mode & 0o777 for path in file.parent.iterdir()}
+            assert file.parent.stat().st_mode & 0o777 == 0o700
+    finally:
+        os.umask(before)
+    assert file.name in modes
+    assert set(modes.values()) == {0o600}, modes
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
+def test_a_file_that_exists_keeps_its_permissions(tmp_path: Path) -> None:
+    file = tmp_path / "shared.db"
+    file.touch()
+    file.chmod(0o664)
+    with pgqrs.Store(f"sqlite:///{file}", upgrade=True):
+        pass
+    assert file.stat().st_mode & 0o777 == 0o664
 
 
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:
