@@ -248,7 +248,7 @@ class Admin:
         self.get_queue(queue)
         total = 0
         while swept := self._database.write(
-            lambda c: dequeue.sweep(c, queue, now=self._database.now())
+            lambda c: dequeue.sweep(c, queue, now=self._database.now()).ended
         ):
             total += swept
         return total

@@ -26,7 +26,7 @@ from typing import Any
 
 import psycopg
 from sqlalchemy import Connection, Engine, QueuePool, RootTransaction, create_engine, event, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from pgqrs.clock import Clock
 from pgqrs.config import MAX_IDENTIFIER, Config, parse_dsn
@@ -262,7 +262,12 @@ class PostgresDatabase(Database):
         """
         value = str(lock_timeout(self.config))
         (before, _) = connection.execute(_BOUND, {"value": value}).one()
-        yield
+        try:
+            yield
+        except Exception:
+            with suppress(SQLAlchemyError):  # a transaction that failed ends, and the bound with it
+                connection.execute(_BOUND, {"value": before}).close()
+            raise
         connection.execute(_BOUND, {"value": before}).close()
 
     def is_transient(self, error: BaseException) -> bool:
