@@ -578,3 +578,10 @@ uploads = Base.metadata.tables["pgqrs_uploads"]
 writes = Base.metadata.tables["pgqrs_writes"]
 write_parts = Base.metadata.tables["pgqrs_write_parts"]
 schema_history = Base.metadata.tables["pgqrs_schema_history"]
+
+FUNCTIONS = {
+    "pgqrs_claim_limited": "bd7d10d07b7e3f080d2a2c8b61f0555ebc23f9db3195c1ca077e374a6f6965a9",
+}
+"""What PostgreSQL does for us: names of functions, and the digests of their texts (see
+`schema_differences`). A test tells the digest after a revision has replaced one.
+"""

@@ -36,6 +36,12 @@ WHOLE = [
         "index ix_pgqrs_keys_look is on look_at, not on queue_id, look_at",
     ),
     (
+        "DROP INDEX {}ix_pgqrs_messages_parked;"
+        "CREATE INDEX {new}ix_pgqrs_messages_parked"
+        " ON {table}pgqrs_messages (queue_id, dedup_key, priority, id) WHERE blocked = 2",
+        "dedup_key, priority, id where blocked = 2, not on queue_id, dedup_key, priority DESC, id",
+    ),
+    (
         "CREATE UNIQUE INDEX {new}ix_other ON {table}pgqrs_messages (vt)",
         "pgqrs_messages: index ix_other was added",
     ),
@@ -64,6 +70,18 @@ POSTGRES = [
     (
         "ALTER TABLE {}pgqrs_messages ALTER COLUMN vt DROP NOT NULL",
         "column vt is TIMESTAMP WITH TIME ZONE, not TIMESTAMP WITH TIME ZONE NOT NULL",
+    ),
+    (
+        "ALTER TABLE {}pgqrs_messages ALTER COLUMN id DROP IDENTITY",
+        "column id is BIGINT NOT NULL, not BIGINT NOT NULL with an identity",
+    ),
+    ("ALTER TABLE {}pgqrs_messages SET UNLOGGED", "table pgqrs_messages is unlogged"),
+    ("DROP FUNCTION {}pgqrs_claim_limited", "function pgqrs_claim_limited is missing"),
+    ("ALTER FUNCTION {}pgqrs_claim_limited RESET jit", "function pgqrs_claim_limited was altered"),
+    (
+        "UPDATE pg_proc SET prosrc = replace(prosrc, 'SKIP LOCKED', '') "
+        "WHERE oid = CAST('{}pgqrs_claim_limited' AS regproc)",
+        "function pgqrs_claim_limited was altered",
     ),
     (
         "UPDATE pg_index SET indisvalid = false "
@@ -143,6 +161,13 @@ def test_an_index_that_cannot_be_used_is_as_good_as_none(postgres_database: str)
         with pytest.raises(pgqrs.TablesAltered, match=POSTGRES[-1][1]):
             store.admin().verify()
     with pytest.raises(pgqrs.TablesAltered, match="ix_pgqrs_messages_ready is missing"):
+        pgqrs.Store(postgres_database)
+
+
+def test_opening_a_store_misses_functions(postgres_database: str) -> None:
+    pgqrs.Store(postgres_database, upgrade=True).close()
+    change(postgres_database, "DROP FUNCTION pgqrs_claim_limited")
+    with pytest.raises(pgqrs.TablesAltered, match="function pgqrs_claim_limited is missing"):
         pgqrs.Store(postgres_database)
 
 
