@@ -284,6 +284,7 @@ class Admin:
             lambda c: archive.cancel(c, id, error=CANCELLED, now=self._database.now()),
             repeatable=True,
         )
+        self._database.ring(queue.queue)  # it may have kept others back
         self._database.ring_of_results(queue.queue)
         return cancelled
 

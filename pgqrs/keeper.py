@@ -231,7 +231,9 @@ class Keeper:
                 each.lease = exc.max_lease
             others = [each for each in leases if each not in shortened]
             parts = [part for part in (shortened, others) if part]
-            return [each for part in parts for each in self._extend(holder, part, failed, wait=wait)]
+            return [
+                each for part in parts for each in self._extend(holder, part, failed, wait=wait)
+            ]
         except StoreClosed:
             raise
         except Exception as exc:

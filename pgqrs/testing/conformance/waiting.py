@@ -206,3 +206,15 @@ def test_a_waiting_consumer_gets_past_any_number_of_expired_messages(
     began = time.monotonic()
     assert [message.payload for message in consumer.dequeue(wait=LONG)] == ["valid"]
     assert time.monotonic() - began < LONG
+
+
+def test_cancelling_the_first_of_a_group_wakes_for_the_next(
+    admin: Any, producer: Any, consumer: Any, rival: Any
+) -> None:
+    first, _ = producer.enqueue_many([1, 2], groups=["one", "one"])
+    rival.dequeue(lease=10 * LONG)
+    began = time.monotonic()
+    with waiting(consumer) as result:
+        admin.cancel(first)
+        assert [message.payload for message in result()] == [2]
+    assert time.monotonic() - began < LONG
