@@ -44,6 +44,7 @@ from pgqrs.repositories.expressions import Holds
 from pgqrs.repositories.reading import Unreadable, tell
 from pgqrs.retry import Retry
 from pgqrs.stores import Database, RowsLocked
+from pgqrs.stores.base import lock_timeout
 from pgqrs.stores.wakeups import FOLLOW_UP, FOLLOW_UP_GROWTH, RESULTS, SELDOM, Doorbell
 from pgqrs.types import (
     NOT_CLAIMED,
@@ -724,9 +725,10 @@ class Consumer(Holder):
     ) -> Claimed:
         worker, store_id = self._presence.open(), self._database.store_id
         limited = self._limited
+        apart = partial(limits.claim, lock_timeout=lock_timeout(self._database.config))
 
         def work(connection: Connection) -> Claimed:
-            claim = limits.claim if limited else dequeue.claim
+            claim = apart if limited else dequeue.claim
             now = self._database.now()
             try:
                 return claim(

@@ -61,7 +61,7 @@ def names(connection: Connection, schema: str | None) -> set[str]:
     return set(_ask(connection, _POSTGRES_NAMES, schema).scalars())
 
 
-def _ask(connection: Connection, sql: str, schema: str | None) -> CursorResult[Any]:
+def _ask(connection: Connection, sql: str, schema: str | None) -> CursorResult[*tuple[Any, ...]]:
     """Ask PostgreSQL for what is ours."""
     if schema is None:
         place, functions, given = _VISIBLE, _FUNCTION_VISIBLE, {}

@@ -23,7 +23,8 @@ depends_on = None
 MOVED = {"waiting_until": UTCDateTime, "results_wanted_until": UTCDateTime, "rate_taken": Json}
 PARKED = "ix_pgqrs_messages_parked"
 SIGNATURE = (
-    "pgqrs_claim_limited(TEXT, BIGINT, INTEGER, DOUBLE PRECISION, BIGINT, TIMESTAMP WITH TIME ZONE)"
+    "pgqrs_claim_limited"
+    "(TEXT, BIGINT, INTEGER, DOUBLE PRECISION, BIGINT, TIMESTAMP WITH TIME ZONE, INTEGER)"
 )
 
 # About the bytes of a payload. Only one that is compressed or large is read for that.
@@ -49,6 +50,7 @@ CREATE FUNCTION pgqrs_claim_limited(
     for_seconds DOUBLE PRECISION,
     max_bytes BIGINT,
     at_time TIMESTAMP WITH TIME ZONE,
+    lock_timeout INTEGER DEFAULT NULL,
     OUT claimer_status TEXT,
     OUT has_limits BOOLEAN,
     OUT has_leftovers BOOLEAN,
@@ -100,6 +102,10 @@ DECLARE
     held_ids BIGINT[];
     held_tokens INTEGER[];
 BEGIN
+    -- For this transaction: a claim that is one needs no statement before it, and none to commit it.
+    IF lock_timeout IS NOT NULL THEN
+        PERFORM set_config('lock_timeout', CAST(lock_timeout AS TEXT), true);
+    END IF;
     LOOP
         SELECT * INTO state FROM pgqrs_limits l
             WHERE l.queue_id = (SELECT q.id FROM pgqrs_queues q WHERE q.queue_name = for_queue)

@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
@@ -74,7 +74,7 @@ from pgqrs.repositories.expressions import (
     per_dialect,
 )
 from pgqrs.repositories.groups import UNBLOCKED
-from pgqrs.repositories.hot import Hot
+from pgqrs.repositories.hot import Hot, commands
 from pgqrs.repositories.messages import COLUMNS, FENCE, HELD, give_back
 from pgqrs.sqltypes import BigId, Flag, Json, UTCDateTime
 from pgqrs.types import Message, Rate, make_message
@@ -120,6 +120,17 @@ _IDLE = 0
 """`psycopg.pq.TransactionStatus.IDLE`, without importing the driver."""
 
 
+@contextmanager
+def _interrupted(connection: Connection, lock_timeout: int | None) -> Iterator[None]:
+    """End a transaction that has changed nothing yet, for a statement that commits by itself, and begin
+    it again after that: a client that stops inside a transaction has the lock until it goes on.
+    """
+    commands(connection, "COMMIT")
+    yield
+    bound = f"SET LOCAL lock_timeout = {lock_timeout}"
+    commands(connection, "BEGIN ISOLATION LEVEL READ COMMITTED", bound)
+
+
 @cache
 def _function(name: str, waits_for_disk: bool) -> Hot:
     """The statement that calls the function of this name."""
@@ -131,13 +142,15 @@ def _function(name: str, waits_for_disk: bool) -> Hot:
         "lease": Double(),
         "max_bytes": BigId,
         "now_at": UTCDateTime(),
+        "lock_timeout": Integer(),
     }
     binds = [bindparam(argument, type_=kind) for argument, kind in arguments.items()]
     call = text(
         f"SELECT *{'' if waits_for_disk else NO_FSYNC} "
         f"FROM {name}(CAST(:queue AS TEXT), CAST(:worker AS BIGINT), "
         "CAST(:limit AS INTEGER), CAST(:lease AS DOUBLE PRECISION), "
-        "CAST(:max_bytes AS BIGINT), CAST(:now_at AS TIMESTAMP WITH TIME ZONE))"
+        "CAST(:max_bytes AS BIGINT), CAST(:now_at AS TIMESTAMP WITH TIME ZONE), "
+        "CAST(:lock_timeout AS INTEGER))"
     )
     outputs = ["status", "limited", "leftovers", "room_in", "ids", "tokens", "size", "cut_short"]
     if not waits_for_disk:
@@ -154,14 +167,17 @@ def _claim_postgres(
     lease: float | None,
     now: datetime | None,
     max_bytes: int = dequeue.MAX_BYTES,
+    lock_timeout: int | None = None,
 ) -> Claimed:
     if lease is not None:
         _check_lease(connection, queue, lease)
     bound = {"queue": queue, "worker": worker, "limit": min(limit, AT_MOST), "lease": lease}
-    bound |= {"max_bytes": max_bytes}
-    apart = _commits_by_itself(connection)
+    bound |= {"max_bytes": max_bytes, "now_at": now, "lock_timeout": lock_timeout}
+    begun = not _commits_by_itself(connection)
+    apart = not begun or lock_timeout is not None
     name = in_its_schema(connection, "pgqrs_claim_limited")
-    found = _function(name, waits_for_disk=not apart).rows(connection, bound | {"now_at": now})
+    with _interrupted(connection, lock_timeout) if begun and apart else nullcontext():
+        found = _function(name, waits_for_disk=not apart).rows(connection, bound)
     if not found:
         return Claimed([], queue_exists=False, worker_status=None)
     status, limited, leftovers, room_in, ids, tokens, size, cut_short = found[0][:8]
@@ -351,6 +367,7 @@ def _claim_sqlite(
     lease: float | None,
     now: datetime,
     max_bytes: int = dequeue.MAX_BYTES,
+    lock_timeout: int | None = None,
 ) -> Claimed:
     bound: dict[str, Any] = {"queue": queue, "worker": worker, "lease": lease}
     bound |= at(now=(now, 0.0))
@@ -548,4 +565,7 @@ class _Turn:
 claim = per_dialect(postgresql=_claim_postgres, sqlite=_claim_sqlite)
 """Claim up to `limit` messages of a queue, or as many as its limits allow. Not `limited` if it turns out
 to have none any more: then nothing was claimed.
+
+With `lock_timeout`, in milliseconds, the claim commits by itself, and waits no longer for its turn
+(PostgreSQL). The transaction that it is called in has changed nothing yet then, and begins anew.
 """

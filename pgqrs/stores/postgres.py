@@ -35,7 +35,7 @@ from pgqrs.repositories import announcements
 from pgqrs.repositories.announcements import Announced
 from pgqrs.repositories.hot import commands
 from pgqrs.sqltypes import json_from_bytes
-from pgqrs.stores.base import Database, RowsLocked, T, Work
+from pgqrs.stores.base import Database, RowsLocked, T, Work, lock_timeout
 from pgqrs.stores.forks import abandon, hang_up, opening, watch
 from pgqrs.stores.notify import NotifySentry
 from pgqrs.stores.pooler import PROCESS, is_pooled
@@ -519,11 +519,6 @@ def _weakly(method: Callable[[], object]) -> Callable[[], object]:
             found()
 
     return call
-
-
-def lock_timeout(config: Config) -> int:
-    """Milliseconds; 0 would be for ever."""
-    return max(1, min(2**31 - 1, int(config.retry_for * 1000)))
 
 
 def _greeting(database: PostgresDatabase) -> Callable[[Any, Any], None]:
