@@ -214,12 +214,8 @@ class PostgresDatabase(Database):
     def write_within(self, work: Work[T], *, wait: float, single: bool = False) -> T:
         def bounded(connection: Connection) -> T:
             commands(connection, f"SET LOCAL lock_timeout = {max(1, int(wait * 1000))}")
-            try:
+            with _telling_of_locks():
                 return work(connection)
-            except DBAPIError as exc:
-                if _sqlstate(exc) == LOCKED:
-                    raise RowsLocked from exc
-                raise
 
         return self.write(bounded, repeatable=True)
 
@@ -316,8 +312,17 @@ class PostgresDatabase(Database):
             lambda c: announcements.expect_results(c, queue, seconds=seconds, now=self.now())
         )
 
-    def _announce(self, work: Work[T]) -> T:
-        return self.write(work, single=True, repeatable=True)
+    def _announce(self, work: Work[T]) -> T | None:
+        """None if a process that stands still keeps others from announcing anything: they go on."""
+
+        def briefly(connection: Connection) -> T:
+            with _telling_of_locks():
+                return work(connection)
+
+        try:
+            return self.write(briefly, single=True, repeatable=True)
+        except RowsLocked:
+            return None
 
     @property
     def channel(self) -> str:
@@ -432,6 +437,17 @@ class PostgresDatabase(Database):
         while self._kept:
             self._kept.pop().close()
         super().close()
+
+
+@contextmanager
+def _telling_of_locks() -> Iterator[None]:
+    """Raise `RowsLocked` for a lock that was not to be had in time: trying again is no use."""
+    try:
+        yield
+    except DBAPIError as exc:
+        if _sqlstate(exc) == LOCKED:
+            raise RowsLocked from exc
+        raise
 
 
 def _channel_of(schema: str | None) -> str:
