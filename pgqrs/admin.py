@@ -86,8 +86,8 @@ class Admin:
         """Raise the error that says how the tables differ from what this version needs.
 
         The recorded revisions are compared with those of this version, and every table, column,
-        index and constraint with the models. Opening a store compares the revisions, and looks
-        whether all tables and indexes are there.
+        index, constraint and function with the models. Opening a store compares the revisions, and
+        looks whether all tables, indexes and functions are there.
         """
         self._database.verify()
 
