@@ -76,7 +76,6 @@ POSTGRES = [
         "column id is BIGINT NOT NULL, not BIGINT NOT NULL with an identity",
     ),
     ("ALTER TABLE {}pgqrs_messages SET UNLOGGED", "table pgqrs_messages is unlogged"),
-    ("DROP FUNCTION {}pgqrs_claim_limited", "function pgqrs_claim_limited is missing"),
     ("ALTER FUNCTION {}pgqrs_claim_limited RESET jit", "function pgqrs_claim_limited was altered"),
     (
         "UPDATE pg_proc SET prosrc = replace(prosrc, 'SKIP LOCKED', '') "
@@ -164,11 +163,17 @@ def test_an_index_that_cannot_be_used_is_as_good_as_none(postgres_database: str)
         pgqrs.Store(postgres_database)
 
 
-def test_opening_a_store_misses_functions(postgres_database: str) -> None:
-    pgqrs.Store(postgres_database, upgrade=True).close()
-    change(postgres_database, "DROP FUNCTION pgqrs_claim_limited")
-    with pytest.raises(pgqrs.TablesAltered, match="function pgqrs_claim_limited is missing"):
-        pgqrs.Store(postgres_database)
+@pytest.mark.parametrize("schema", [None, "here"])
+def test_opening_a_store_misses_functions(postgres_database: str, schema: str | None) -> None:
+    said = "function pgqrs_claim_limited is missing"
+    with pgqrs.Store(postgres_database, schema=schema, upgrade=True) as store:
+        store.admin().verify()
+        change(postgres_database, "DROP FUNCTION {}pgqrs_claim_limited", schema=schema or "")
+        with pytest.raises(pgqrs.TablesAltered) as caught:
+            store.admin().verify()
+        assert caught.value.differences == (said,)
+    with pytest.raises(pgqrs.TablesAltered, match=said):
+        pgqrs.Store(postgres_database, schema=schema)
 
 
 def test_the_async_twin_verifies_the_same(installed: str) -> None:
