@@ -86,8 +86,8 @@ class Admin:
         """Raise the error that says how the tables differ from what this version needs.
 
         The recorded revisions are compared with those of this version, and every table, column,
-        index and constraint with the models. Opening a store compares the revisions, and looks
-        whether all tables and indexes are there.
+        index, constraint and function with the models. Opening a store compares the revisions, and
+        looks whether all tables, indexes and functions are there.
         """
         self._database.verify()
 
@@ -248,7 +248,7 @@ class Admin:
         self.get_queue(queue)
         total = 0
         while swept := self._database.write(
-            lambda c: dequeue.sweep(c, queue, now=self._database.now())
+            lambda c: dequeue.sweep(c, queue, now=self._database.now()).ended
         ):
             total += swept
         return total
@@ -284,6 +284,7 @@ class Admin:
             lambda c: archive.cancel(c, id, error=CANCELLED, now=self._database.now()),
             repeatable=True,
         )
+        self._database.ring(queue.queue)  # it may have kept others back
         self._database.ring_of_results(queue.queue)
         return cancelled
 

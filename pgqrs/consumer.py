@@ -44,6 +44,7 @@ from pgqrs.repositories.expressions import Holds
 from pgqrs.repositories.reading import Unreadable, tell
 from pgqrs.retry import Retry
 from pgqrs.stores import Database, RowsLocked
+from pgqrs.stores.base import lock_timeout
 from pgqrs.stores.wakeups import FOLLOW_UP, FOLLOW_UP_GROWTH, RESULTS, SELDOM, Doorbell
 from pgqrs.types import (
     NOT_CLAIMED,
@@ -446,6 +447,21 @@ def _decide(retry: Retry, message: Held, error: str | BaseException | None) -> f
     return retry.next_delay(message.attempt, error if isinstance(error, BaseException) else None)
 
 
+def set_unreadable_aside(database: Database, queue: str, *, worker: int) -> int:
+    """Take the first messages that cannot be read to the archive. Returns how many."""
+    after: unreadable.Place | None = unreadable.FIRST
+    found = 0
+
+    def page(connection: Connection) -> tuple[int, unreadable.Place | None]:
+        return unreadable.set_aside(
+            connection, queue, worker=worker, after=after or unreadable.FIRST, now=database.now()
+        )
+
+    while not found and after is not None:
+        found, after = database.write(page, repeatable=True)
+    return found
+
+
 class Consumer(Holder):
     """Dequeues from one queue. It has a row among the workers until it is closed.
 
@@ -479,6 +495,8 @@ class Consumer(Holder):
         self._due_at = -NEVER
         """Until then a message can only come by being enqueued."""
         self._was_rung = False
+        self._has_more = False
+        """True if the last dequeue cleared so much away that it did not come to what is behind it."""
         self._buffers: set[Buffer] = set()
 
     @property
@@ -589,6 +607,7 @@ class Consumer(Holder):
                 sweeps += 1
                 if not claimed.leftovers or not self._sweep():
                     break
+            self._has_more = sweeps == SWEEPS
         except PgqrsError:
             if not found:  # what is claimed must reach its holder; the error will come again
                 raise
@@ -649,6 +668,8 @@ class Consumer(Holder):
         return self._database.read(lambda c: message_rows.has_ready(c, self.queue))
 
     def _pause(self) -> float:
+        if self._has_more:
+            return 0.0
         due = self._database.read(
             lambda c: message_rows.next_in(c, self.queue, now=self._database.now())
         )
@@ -687,28 +708,27 @@ class Consumer(Holder):
         if longest is not None and lease > longest:
             raise LeaseTooLong(self.queue, lease, longest)
 
-    def _sweep(self) -> int:
-        return self._database.write(
+    def _sweep(self) -> bool:
+        """Clear away what may not be handed out. Returns True if a claim may find others now."""
+        swept = self._database.write(
             lambda c: dequeue.sweep(c, self.queue, now=self._database.now()), repeatable=True
         )
+        return any(swept)
 
     def _set_aside(self, spoiled: Sequence[Message]) -> None:
         self._database.write(
             lambda c: dequeue.set_aside(c, spoiled, now=self._database.now()), repeatable=True
         )
 
-    def _set_unreadable_aside(self, worker: int) -> int:
-        return self._database.write(
-            lambda c: unreadable.set_aside(c, self.queue, worker=worker, now=self._database.now()),
-            repeatable=True,
-        )
-
-    def _claim(self, n: int, lease: float | None, max_bytes: int) -> Claimed:
+    def _claim(
+        self, n: int, lease: float | None, max_bytes: int, *, tries: int = SWEEPS
+    ) -> Claimed:
         worker, store_id = self._presence.open(), self._database.store_id
         limited = self._limited
+        apart = partial(limits.claim, lock_timeout=lock_timeout(self._database.config))
 
         def work(connection: Connection) -> Claimed:
-            claim = limits.claim if limited else dequeue.claim
+            claim = apart if limited else dequeue.claim
             now = self._database.now()
             try:
                 return claim(
@@ -728,9 +748,11 @@ class Consumer(Holder):
             # Repeatable: a claim nobody heard of is like a holder that died.
             claimed = self._database.write(work, single=True, repeatable=True, probe=True)
         except Unreadable:
-            if not self._set_unreadable_aside(worker):
+            # If none is found, another consumer is setting it aside: the next claim passes over it.
+            aside = set_unreadable_aside(self._database, self.queue, worker=worker)
+            if not aside and (tries := tries - 1) == 0:
                 raise
-            return self._claim(n, lease, max_bytes)
+            return self._claim(n, lease, max_bytes, tries=tries)
         if not claimed.queue_exists:
             raise QueueNotFound(self.queue)
         if claimed.limited is not limited:  # nothing was claimed: the other way is needed

@@ -26,6 +26,7 @@ from pgqrs.errors import (
     CommitUncertain,
     ConflictError,
     LeaseLost,
+    LeaseTooLong,
     StoreClosed,
     StoreUnavailable,
 )
@@ -223,6 +224,16 @@ class Keeper:
             locked = holder._renew([each.message for each in leases], lease, wait=wait)
         except LeaseLost as exc:
             lost = set(exc.ids)
+        except LeaseTooLong as exc:
+            # The queue allows less than when they were claimed: renewed more often, they last as well.
+            shortened = [each for each in leases if each.message.queue == exc.queue]
+            for each in shortened:
+                each.lease = exc.max_lease
+            others = [each for each in leases if each not in shortened]
+            parts = [part for part in (shortened, others) if part]
+            return [
+                each for part in parts for each in self._extend(holder, part, failed, wait=wait)
+            ]
         except StoreClosed:
             raise
         except Exception as exc:

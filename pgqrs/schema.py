@@ -97,13 +97,13 @@ def _recorded(connection: Connection) -> dict[str, str]:
 
 
 def check(connection: Connection) -> None:
-    """Raise if the recorded history does not fit, or a table or an index is missing.
+    """Raise if the recorded history does not fit, or a table, an index or a function is missing.
 
     Two queries: for opening a store.
     """
     names = schema_differences.names(connection, _translated_schema(connection))
     compare(_recorded(connection) if schema_history.name in names else {}, revisions())
-    _refuse(schema_differences.missing(names))
+    _refuse(schema_differences.missing(names, connection.dialect.name))
 
 
 def store_id(connection: Connection) -> str:
@@ -118,7 +118,7 @@ def store_id(connection: Connection) -> str:
 def verify(connection: Connection) -> None:
     """Raise the error that says how the database differs from what this pgqrs needs.
 
-    The recorded history is compared with the revisions, and every table with the models.
+    The recorded history is compared with the revisions, and every table and function with the models.
     """
     compare(applied(connection), revisions())
     _refuse(schema_differences.differences(connection, _translated_schema(connection)))

@@ -1,7 +1,8 @@
 """How the tables of a database differ from the models.
 
-There are two checks. *Quick*, whenever a store is opened: one query for the names of our tables and
-indexes. *Whole*, on demand: every table, column, index and constraint, by SQLAlchemy's inspector.
+There are two checks. *Quick*, whenever a store is opened: one query for the names of our tables, indexes
+and functions. *Whole*, on demand: every table, column, index and constraint, by SQLAlchemy's inspector,
+and the text of every function.
 
 An index that an administrator added is no difference, unless it is unique: it slows writes down,
 and refuses none. Everything else is, because the next revision may trip over it.
@@ -9,6 +10,7 @@ and refuses none. Everything else is, because the next revision may trip over it
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -18,6 +20,7 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     Connection,
+    CursorResult,
     Dialect,
     ForeignKeyConstraint,
     Index,
@@ -28,7 +31,7 @@ from sqlalchemy import (
     text,
 )
 
-from pgqrs.models import Base
+from pgqrs.models import FUNCTIONS, Base, staged
 
 _VISIBLE = "pg_table_is_visible(pg_class.oid)"
 _IN_SCHEMA = "relnamespace = to_regnamespace(quote_ident(CAST(:schema AS text)))"
@@ -36,7 +39,18 @@ _POSTGRES_NAMES = r"""
 SELECT relname FROM pg_class LEFT JOIN pg_index ON indexrelid = pg_class.oid
 WHERE relname LIKE 'pgqrs\_%' AND relkind IN ('r', 'p') AND {place}
    OR relname LIKE 'ix\_pgqrs\_%' AND relkind IN ('i', 'I') AND indisvalid AND {place}
+UNION ALL SELECT proname FROM pg_proc WHERE proname LIKE 'pgqrs\_%' AND {functions}
 """
+_FUNCTION_VISIBLE = "pg_function_is_visible(pg_proc.oid)"
+_FUNCTION_IN_SCHEMA = "pronamespace = to_regnamespace(quote_ident(CAST(:schema AS text)))"
+_POSTGRES_FUNCTIONS = r"""
+SELECT proname, prosrc, proconfig FROM pg_proc WHERE proname LIKE 'pgqrs\_%' AND {functions}
+"""
+_POSTGRES_UNLOGGED = r"""
+SELECT relname FROM pg_class
+WHERE relname LIKE 'pgqrs\_%' AND relkind = 'r' AND relpersistence = 'u' AND {place} ORDER BY 1
+"""
+_SQLITE_DESCENDING = text('SELECT name FROM pragma_index_xinfo(:index) WHERE "desc" AND "key"')
 _SQLITE_NAMES = text("SELECT name FROM sqlite_master WHERE type IN ('table', 'index')")
 
 
@@ -44,8 +58,16 @@ def names(connection: Connection, schema: str | None) -> set[str]:
     """Returns the names of the tables and indexes that are there, with one query."""
     if connection.dialect.name != "postgresql":
         return set(connection.execute(_SQLITE_NAMES).scalars())
-    place, given = (_VISIBLE, {}) if schema is None else (_IN_SCHEMA, {"schema": schema})
-    return set(connection.execute(text(_POSTGRES_NAMES.format(place=place)), given).scalars())
+    return set(_ask(connection, _POSTGRES_NAMES, schema).scalars())
+
+
+def _ask(connection: Connection, sql: str, schema: str | None) -> CursorResult[*tuple[Any, ...]]:
+    """Ask PostgreSQL for what is ours."""
+    if schema is None:
+        place, functions, given = _VISIBLE, _FUNCTION_VISIBLE, {}
+    else:
+        place, functions, given = _IN_SCHEMA, _FUNCTION_IN_SCHEMA, {"schema": schema}
+    return connection.execute(text(sql.format(place=place, functions=functions)), given)
 
 
 @cache
@@ -61,13 +83,14 @@ def _expected_names() -> tuple[tuple[str, str, str], ...]:
     )
 
 
-def missing(found: set[str]) -> list[str]:
+def missing(found: set[str], dialect: str) -> list[str]:
     """Returns what the quick check misses among these names."""
+    functions = FUNCTIONS if dialect == "postgresql" else ()
     return [
         _said(table, kind, name, "is missing")
         for table, kind, name in _expected_names()
         if name not in found and (kind == "table" or table in found)
-    ]
+    ] + [f"function {name} is missing" for name in functions if name not in found]
 
 
 def differences(connection: Connection, schema: str | None) -> list[str]:
@@ -80,16 +103,46 @@ def differences(connection: Connection, schema: str | None) -> list[str]:
             found.append(f"table {table.name} is missing")
             continue
         found += _columns(table, inspector.get_columns(table.name, schema), connection.dialect)
-        found += _indexes(table, inspector.get_indexes(table.name, schema), connection.dialect)
+        indexes = inspector.get_indexes(table.name, schema)
+        found += _indexes(table, _with_directions(connection, indexes), connection.dialect)
         found += _constraints(table, inspector, schema)
+    if connection.dialect.name == "postgresql":
+        found += _functions(connection, schema)
+        found += _unlogged(connection, schema)
     return found + _invalid(connection, schema, found)
+
+
+def _functions(connection: Connection, schema: str | None) -> Iterator[str]:
+    quote = connection.dialect.identifier_preparer.quote
+    found: dict[str, set[str]] = {}
+    for name, source, settings in _ask(connection, _POSTGRES_FUNCTIONS, schema):
+        if schema is not None:
+            source = source.replace(f"{quote(schema)}.pgqrs_", "pgqrs_")
+        found.setdefault(name, set()).add(digest(source, settings))
+    for name, wanted in FUNCTIONS.items():
+        if name not in found:
+            yield f"function {name} is missing"
+        elif wanted not in found[name]:
+            yield f"function {name} was altered"
+
+
+def digest(source: str, settings: Iterable[str] | None) -> str:
+    """What tells a function from others: its body, and what is set while it runs."""
+    return hashlib.sha256("\n".join([source, *sorted(settings or ())]).encode()).hexdigest()
+
+
+def _unlogged(connection: Connection, schema: str | None) -> Iterator[str]:
+    """Tables that a crash of the server would empty."""
+    for name in _ask(connection, _POSTGRES_UNLOGGED, schema).scalars():
+        if name in Base.metadata.tables and name != staged.name:
+            yield f"table {name} is unlogged"
 
 
 def _invalid(connection: Connection, schema: str | None, found: Iterable[str]) -> list[str]:
     """Indexes of PostgreSQL that are there and cannot be used: what building them left behind."""
     return [
         said.replace("is missing", "is not valid: build it again")
-        for said in missing(names(connection, schema))
+        for said in missing(names(connection, schema), connection.dialect.name)
         if said not in found
     ]
 
@@ -118,7 +171,10 @@ def _columns(table: Table, reflected: Iterable[Any], dialect: Dialect) -> Iterat
     wanted = {column.name: _column(column, dialect) for column in table.columns}
     found = {
         column["name"]: _described(
-            column["type"].compile(dialect), column["nullable"], column["default"] is not None
+            column["type"].compile(dialect),
+            column["nullable"],
+            column["default"] is not None,
+            bool(column.get("identity")),
         )
         for column in reflected
     }
@@ -130,11 +186,17 @@ def _column(column: Column[Any], dialect: Dialect) -> str:
         column.type.compile(dialect),
         bool(column.nullable),
         column.server_default is not None and column.identity is None,
+        dialect.name == "postgresql" and column.identity is not None,
     )
 
 
-def _described(kind: str, nullable: bool, has_default: bool) -> str:
-    return kind + ("" if nullable else " NOT NULL") + (" with a default" if has_default else "")
+def _described(kind: str, nullable: bool, has_default: bool, is_numbered: bool) -> str:
+    return (
+        kind
+        + ("" if nullable else " NOT NULL")
+        + (" with a default" if has_default else "")
+        + (" with an identity" if is_numbered else "")
+    )
 
 
 # Indexes
@@ -144,7 +206,11 @@ def _indexes(table: Table, reflected: Iterable[Any], dialect: Dialect) -> Iterat
     wanted = {str(index.name): _index(index, dialect.name) for index in table.indexes}
     found = {
         index["name"]: _index_said(
-            index["column_names"],
+            [
+                _directed(column, bool(sorting and "desc" in sorting))
+                for column in index["column_names"]
+                for sorting in [index.get("column_sorting", {}).get(column)]
+            ],
             bool(index["unique"]),
             index.get("dialect_options", {}).get(f"{dialect.name}_where"),
         )
@@ -160,14 +226,30 @@ def _index(index: Index, dialect: str) -> str:
     return _index_said(columns, bool(index.unique), index.dialect_options[dialect]["where"])
 
 
+def _with_directions(connection: Connection, indexes: list[Any]) -> list[Any]:
+    """These indexes, on SQLite with what the inspector leaves out there: which columns descend."""
+    if connection.dialect.name == "sqlite":
+        for index in indexes:
+            descending = connection.execute(_SQLITE_DESCENDING, {"index": index["name"]}).scalars()
+            index["column_sorting"] = dict.fromkeys(descending, ("desc",))
+    return indexes
+
+
 def _indexed_column(expression: Any) -> str:
     """Returns the name of the column, also of `column.desc()` and `text("column DESC")`."""
     inner = getattr(expression, "element", expression)
-    return str(inner.name) if isinstance(inner, Column) else str(inner).split()[0]
+    if isinstance(inner, Column):
+        return _directed(str(inner.name), inner is not expression)
+    name, *direction = str(inner).split()
+    return _directed(name, bool(direction))
 
 
-def _index_said(columns: Iterable[str | None], unique: bool, where: Any) -> str:
-    listed = ", ".join(column or "an expression" for column in columns)
+def _directed(column: str | None, is_descending: bool) -> str:
+    return (column or "an expression") + " DESC" * is_descending
+
+
+def _index_said(columns: Iterable[str], unique: bool, where: Any) -> str:
+    listed = ", ".join(columns)
     # PostgreSQL stores a condition in its own words: with more parentheses, and casts.
     condition = " ".join(re.sub(r"[()]|::\w+", "", str(where)).split()) if where is not None else ""
     return f"{'unique ' * unique}on {listed}" + (f" where {condition}" if condition else "")

@@ -13,9 +13,11 @@ from functools import partial
 
 from sqlalchemy import Connection
 
+from pgqrs.consumer import SWEEPS, set_unreadable_aside
 from pgqrs.errors import ConstraintViolated, WorkerNotFound
 from pgqrs.presence import Presence
 from pgqrs.repositories import streams
+from pgqrs.repositories.reading import Unreadable, telling
 from pgqrs.repositories.streams import Batch, Owned
 from pgqrs.stores import Database
 
@@ -75,13 +77,25 @@ class Stream:
             lambda c: streams.is_quiet(c, self.name, self.queue, now=self._database.now())
         )
 
-    def _plan(self, owned: Owned, question: Question, limit: int) -> Batch | None:
+    def _plan(
+        self, owned: Owned, question: Question, limit: int, *, tries: int = SWEEPS
+    ) -> Batch | None:
         worker = self._presence.open()
-        return self._database.write(
-            lambda c: question(c, owned, worker=worker, limit=limit, now=self._database.now()),
-            repeatable=True,
-            probe=True,
-        )
+
+        def work(connection: Connection) -> Batch | None:
+            with telling():
+                return question(
+                    connection, owned, worker=worker, limit=limit, now=self._database.now()
+                )
+
+        try:
+            return self._database.write(work, repeatable=True, probe=True)
+        except Unreadable:
+            # If none is found, a consumer is setting it aside: the next claim passes over it.
+            aside = set_unreadable_aside(self._database, self.queue, worker=worker)
+            if not aside and (tries := tries - 1) == 0:
+                raise
+            return self._plan(owned, question, limit, tries=tries)
 
     def close(self) -> None:
         """Leave the workers. What is claimed stays so."""

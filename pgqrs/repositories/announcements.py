@@ -16,7 +16,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Text, bindparam, case, false, func, null, select, update
+from sqlalchemy import Boolean, Connection, Text, bindparam, case, false, func, null, select, update
 from sqlalchemy.sql.expression import ColumnElement, literal_column
 
 from pgqrs.models import queues, waiting
@@ -31,6 +31,13 @@ _channel = bindparam("channel", type_=Text())
 _queue = bindparam("queue", type_=Text())
 _QUEUE_ID = select(queues.c.id).where(queues.c.queue_name == _queue).scalar_subquery()
 _THIS = waiting.c.queue_id == _QUEUE_ID
+BRIEFLY = 1000
+"""Milliseconds that an announcement waits for its row. Only a process that stands still has it for
+longer, and those that wait look by themselves now and then."""
+_IS_BOUNDED: ColumnElement[bool] = literal_column(
+    f"set_config('lock_timeout', '{BRIEFLY}', true) IS NOT NULL", Boolean
+)
+"""Found out when the row is looked for, and so before it is waited for. It ends with the transaction."""
 _NO_FSYNC: ColumnElement[str] = literal_column(
     "set_config('synchronous_commit', 'off', true)", Text
 )
@@ -51,7 +58,7 @@ def _announcing(column: str) -> Any:
     # Only where it is used: it is slow to import.
     from sqlalchemy.dialects.postgresql import insert
 
-    queue = select(queues.c.id, moment("until")).where(queues.c.queue_name == _queue)
+    queue = select(queues.c.id, moment("until")).where(queues.c.queue_name == _queue, _IS_BOUNDED)
     new = insert(waiting).from_select(["queue_id", column], queue)
     before = waiting.alias("before")  # as it was when the statement began
     was_known = (
@@ -86,7 +93,9 @@ def expect(
 
 _WITHDRAW = Hot(
     update(waiting)
-    .where(_THIS, waiting.c.waiting_until <= bindparam("known_until", type_=UTCDateTime()))
+    .where(
+        _THIS, waiting.c.waiting_until <= bindparam("known_until", type_=UTCDateTime()), _IS_BOUNDED
+    )
     .values(waiting_until=null())
     .returning(_NO_FSYNC)
 )
@@ -106,7 +115,7 @@ def notify_if(is_waited_for: ColumnElement[Any]) -> ColumnElement[Any]:
 
 _TELL = Hot(
     update(waiting)
-    .where(_THIS, waiting.c.waiting_until > moment("now"))
+    .where(_THIS, waiting.c.waiting_until > moment("now"), _IS_BOUNDED)
     .values(waiting_until=null())
     .returning(func.pg_notify(_channel, _queue), _NO_FSYNC)
 )
@@ -147,7 +156,7 @@ def notify_of_result(queue_id: ColumnElement[int]) -> ColumnElement[Any]:
 
 _TELL_OF_RESULTS = Hot(
     update(waiting)
-    .where(_THIS, waiting.c.results_wanted_until > moment("now"))
+    .where(_THIS, waiting.c.results_wanted_until > moment("now"), _IS_BOUNDED)
     .values(results_wanted_until=null())
     .returning(func.pg_notify(_channel, bindparam("results", RESULTS, type_=Text())), _NO_FSYNC)
 )

@@ -15,6 +15,7 @@ from sqlalchemy import (
     cast,
     delete,
     insert,
+    or_,
     select,
     update,
 )
@@ -67,7 +68,7 @@ _ENDED_BY_HOLDER = select(archive.c.original_message_id).join_from(
     and_(
         archive.c.original_message_id == HELD.c.id,
         archive.c.consumer_worker_id == bindparam("held_by", type_=BigId),
-        archive.c.read_ct == HELD.c.read_ct,
+        or_(HELD.c.read_ct.is_(None), archive.c.read_ct == HELD.c.read_ct),
         archive.c.archive_reason == ArchiveReason.COMPLETED,
     ),
 )

@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     Connection,
@@ -725,11 +725,35 @@ _LAPSED_FOR_GOOD = (
 )
 
 
-def sweep(connection: Connection, queue: str, *, now: datetime | None) -> int:
-    """Take up to `AT_ONCE` expired and as many dead messages to the archive. Returns how many.
+_LEAVE_OUT = (
+    update(messages)
+    .where(
+        messages.c.id.in_(
+            select(messages.c.id)
+            .where(_GIVEN, messages.c.ready, EXPIRED)
+            .with_for_update(skip_locked=True)
+            .scalar_subquery()
+        )
+    )
+    .values(ready=false())
+)
+
+
+class Swept(NamedTuple):
+    """How many messages a sweep took away, and how many others are out of the way of claims now."""
+
+    ended: int
+    left_out: int
+
+
+def sweep(connection: Connection, queue: str, *, now: datetime | None) -> Swept:
+    """Take up to `AT_ONCE` expired and as many dead messages to the archive.
 
     The message of a run that has finished steps since it was claimed first is not dead: its attempts are
-    counted anew. It is among those returned, since it can be claimed now.
+    counted anew. It counts as taken away, since it can be claimed now.
+
+    An expired message whose group somebody else has locked stays, and is not ready any more: claims
+    would look at it first, and find nothing else for as long as the group is locked.
     """
     bound = {"queue": queue, "at_once": AT_ONCE} | at(now=(now, 0.0))
     ends: tuple[tuple[Select[Any], ArchiveReason, str | None], ...] = (
@@ -738,7 +762,8 @@ def sweep(connection: Connection, queue: str, *, now: datetime | None) -> int:
     )
     found = [connection.execute(chosen, bound).all() for chosen, _, _ in ends]
     with groups.trying(connection, [row for rows in found for row in rows], now=now) as free:
-        total = 0
+        total, stuck = 0, [row.id for row in found[0] if row.id not in free]
+        left_out = connection.execute(_LEAVE_OUT, bound | {"ids": stuck}).rowcount if stuck else 0
         for (chosen, reason, error), rows in zip(ends, found, strict=True):
             wanted = bound | {"ids": [row.id for row in rows if row.id in free]}
             # Asked once more, now that they are locked: they may have been claimed or ended since.
@@ -750,7 +775,7 @@ def sweep(connection: Connection, queue: str, *, now: datetime | None) -> int:
                 ids = [id for id in ids if id not in forgiven]
             if ids:
                 take_away(connection, ids, reason=reason, error=error, now=now)
-    return total
+    return Swept(total, left_out)
 
 
 def bury(

@@ -16,16 +16,17 @@ in has a slot too, which counts for nothing and ends when the message leaves: cl
 key with parked messages always has a slot, and each slot that ends has its key looked at again: nothing
 stays parked, whatever becomes of the messages before it.
 
-When a queue's limits change, the next claim notices, and starts over: what is in flight gets slots, what
-is parked becomes ready. So does the last one, when a queue has no limits any more.
+When a queue's limits change, the next claim notices, and starts over: what is in flight gets slots, and
+every key with parked messages is looked at. If keys are not limited any more, what is parked becomes
+ready instead, `AT_MOST` with each claim; until all of it is, none of the limits counts as applied.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
@@ -73,7 +74,7 @@ from pgqrs.repositories.expressions import (
     per_dialect,
 )
 from pgqrs.repositories.groups import UNBLOCKED
-from pgqrs.repositories.hot import Hot
+from pgqrs.repositories.hot import Hot, commands
 from pgqrs.repositories.messages import COLUMNS, FENCE, HELD, give_back
 from pgqrs.sqltypes import BigId, Flag, Json, UTCDateTime
 from pgqrs.types import Message, Rate, make_message
@@ -86,6 +87,8 @@ AT_MOST = 1000
 """Messages claimed in one turn: others wait for theirs, and the answer must fit into the buffers of a
 connection, or a client that does not read it would hold the lock.
 """
+BETWEEN = (0, 0)
+"""Limits that no queue has: those before are not applied any more, and the new ones not yet."""
 BY_KEY: ColumnElement[int] = literal_column("2")
 """Blocked by the limit of its key."""
 
@@ -117,6 +120,17 @@ _IDLE = 0
 """`psycopg.pq.TransactionStatus.IDLE`, without importing the driver."""
 
 
+@contextmanager
+def _interrupted(connection: Connection, lock_timeout: int | None) -> Iterator[None]:
+    """End a transaction that has changed nothing yet, for a statement that commits by itself, and begin
+    it again after that: a client that stops inside a transaction has the lock until it goes on.
+    """
+    commands(connection, "COMMIT")
+    yield
+    bound = f"SET LOCAL lock_timeout = {lock_timeout}"
+    commands(connection, "BEGIN ISOLATION LEVEL READ COMMITTED", bound)
+
+
 @cache
 def _function(name: str, waits_for_disk: bool) -> Hot:
     """The statement that calls the function of this name."""
@@ -128,15 +142,17 @@ def _function(name: str, waits_for_disk: bool) -> Hot:
         "lease": Double(),
         "max_bytes": BigId,
         "now_at": UTCDateTime(),
+        "lock_timeout": Integer(),
     }
     binds = [bindparam(argument, type_=kind) for argument, kind in arguments.items()]
     call = text(
         f"SELECT *{'' if waits_for_disk else NO_FSYNC} "
         f"FROM {name}(CAST(:queue AS TEXT), CAST(:worker AS BIGINT), "
         "CAST(:limit AS INTEGER), CAST(:lease AS DOUBLE PRECISION), "
-        "CAST(:max_bytes AS BIGINT), CAST(:now_at AS TIMESTAMP WITH TIME ZONE))"
+        "CAST(:max_bytes AS BIGINT), CAST(:now_at AS TIMESTAMP WITH TIME ZONE), "
+        "CAST(:lock_timeout AS INTEGER))"
     )
-    outputs = ["status", "limited", "leftovers", "room_in", "ids", "tokens", "size"]
+    outputs = ["status", "limited", "leftovers", "room_in", "ids", "tokens", "size", "cut_short"]
     if not waits_for_disk:
         outputs.append("setting")
     return Hot(call.bindparams(*binds).columns(*map(column, outputs)))
@@ -151,21 +167,24 @@ def _claim_postgres(
     lease: float | None,
     now: datetime | None,
     max_bytes: int = dequeue.MAX_BYTES,
+    lock_timeout: int | None = None,
 ) -> Claimed:
     if lease is not None:
         _check_lease(connection, queue, lease)
     bound = {"queue": queue, "worker": worker, "limit": min(limit, AT_MOST), "lease": lease}
-    bound |= {"max_bytes": max_bytes}
-    apart = _commits_by_itself(connection)
+    bound |= {"max_bytes": max_bytes, "now_at": now, "lock_timeout": lock_timeout}
+    begun = not _commits_by_itself(connection)
+    apart = not begun or lock_timeout is not None
     name = in_its_schema(connection, "pgqrs_claim_limited")
-    found = _function(name, waits_for_disk=not apart).rows(connection, bound | {"now_at": now})
+    with _interrupted(connection, lock_timeout) if begun and apart else nullcontext():
+        found = _function(name, waits_for_disk=not apart).rows(connection, bound)
     if not found:
         return Claimed([], queue_exists=False, worker_status=None)
-    status, limited, leftovers, room_in, ids, tokens, size = found[0][:7]
+    status, limited, leftovers, room_in, ids, tokens, size, cut_short = found[0][:8]
     holds = Holds(worker, dict(zip(ids, tokens, strict=True)))
     claimed = _fetch(connection, queue, holds, apart=apart)
     sorted_out = dequeue.sorted_out(claimed, status, leftovers)
-    cut_short = limit > AT_MOST == len(ids)
+    cut_short = cut_short or limit > AT_MOST == len(ids)
     return replace(
         sorted_out,
         limited=limited,
@@ -295,6 +314,16 @@ _PARK = Hot(update(messages).where(_GIVEN).values(ready=false(), blocked=BY_KEY)
 _DROP = Hot(delete(slots).where(is_one_of(slots.c.message_id, "ids")))
 _IS_PARKED = and_(messages.c.queue_id == _queue_id, messages.c.blocked == BY_KEY)
 _SOME_PARKED = Hot(select(messages.c.id).where(_IS_PARKED).limit(bindparam("limit")))
+_keys = select(func.min(messages.c.dedup_key).label("key")).where(_IS_PARKED).cte(recursive=True)
+_next_key = (
+    select(func.min(messages.c.dedup_key))
+    .where(_IS_PARKED, messages.c.dedup_key > _keys.c.key)
+    .correlate(_keys)
+    .scalar_subquery()
+)
+# From key to key: there may be many messages of each.
+_each_key = _keys.union_all(select(_next_key).where(_keys.c.key.is_not(None)))
+_PARKED_KEYS = select(_each_key.c.key).where(_each_key.c.key.is_not(None))
 _OF_KEY = Hot(
     select(messages.c.priority, messages.c.id)
     .where(_IS_PARKED, messages.c.dedup_key == bindparam("key"))
@@ -338,6 +367,7 @@ def _claim_sqlite(
     lease: float | None,
     now: datetime,
     max_bytes: int = dequeue.MAX_BYTES,
+    lock_timeout: int | None = None,
 ) -> Claimed:
     bound: dict[str, Any] = {"queue": queue, "worker": worker, "lease": lease}
     bound |= at(now=(now, 0.0))
@@ -384,6 +414,7 @@ class _Turn:
         self._kept = (self._applied, self._log)
         self._counts_slots = row.max_in_flight is not None or self._counts_keys
         self._in_flight: Counter[str | None] = Counter()
+        self._freed: set[str | None] = set()
 
     @property
     def _counts_keys(self) -> bool:
@@ -399,21 +430,24 @@ class _Turn:
         if self._rate is not None:
             self._log = rate.no_later_than(self._log, self._now)
         wanted = (self._row.max_in_flight, self._row.max_in_flight_per_key)
-        if (self._applied != wanted or not has_limits) and self._start_over():
-            self._applied = wanted
-            if not has_limits:
+        if self._applied != wanted or not has_limits:
+            self._applied = wanted if self._start_over() else BETWEEN
+            if not has_limits and self._applied == wanted:
                 self._connection.execute(_FORGET, self._bound)
                 return False
         return True
 
     def _start_over(self) -> bool:
-        """Count what is in flight, and let in what is parked. False if some of it still is."""
-        parked = [id for (id,) in self._rows(_SOME_PARKED, limit=AT_MOST)]
-        self._rows(_UNPARK, ids=parked)
+        """Count what is in flight, and look at what is parked. False if some has yet to be let in."""
         if self._counts_slots:
             self._rows(_COUNT_FROM_NOW, let_in=False)
         else:
             self._connection.execute(_DROP_ALL, self._bound)
+        if self._counts_keys:
+            self._freed.update(self._connection.execute(_PARKED_KEYS, self._bound).scalars())
+            return True
+        parked = [id for (id,) in self._rows(_SOME_PARKED, limit=AT_MOST)]
+        self._rows(_UNPARK, ids=parked)
         return len(parked) < AT_MOST
 
     def take(self, limit: int, lease: float, status: Any, leftovers: bool) -> Claimed:
@@ -421,8 +455,9 @@ class _Turn:
             self._see_who_left()
         room = self._room(limit)
         claimed: list[Message] = []
-        started, spoiled = 0, False
+        budget, started, spoiled = self._bytes, 0, False
         # Nearly always the first messages have room. If not, there may be many that have none.
+        more = False
         for at_least in (1, *[PAGE] * PAGES):
             if started >= room or self._bytes <= 0:
                 break
@@ -434,6 +469,8 @@ class _Turn:
             leftovers |= expired
             if is_last:
                 break
+        else:  # so many have no room that there may be more behind them
+            more = started < room and self._bytes > 0
         self._keep(started)
         room_in = rate.room_in(self._rate, self._log, self._now) if self._rate else 0.0
         return Claimed(
@@ -443,15 +480,17 @@ class _Turn:
             leftovers,
             limited=True,
             room_in=room_in or None,
-            cut_short=spoiled,
+            cut_short=spoiled or more,
+            size=budget - self._bytes if more else 0,
         )
 
     def _see_who_left(self) -> None:
-        freed = {key for (key,) in self._rows(_DROP_ENDED)}
+        freed = self._freed | {key for (key,) in self._rows(_DROP_ENDED)}
         self._in_flight.update(dict(self._rows(_COUNT)))
         if self._counts_keys:
-            for key in freed - {None}:
-                self._let_in(key)
+            for key in freed:
+                if key is not None:
+                    self._let_in(key)
 
     def _let_in(self, key: str) -> None:
         """The first of those that are parked or were let in, as many as there is room for."""
@@ -526,4 +565,7 @@ class _Turn:
 claim = per_dialect(postgresql=_claim_postgres, sqlite=_claim_sqlite)
 """Claim up to `limit` messages of a queue, or as many as its limits allow. Not `limited` if it turns out
 to have none any more: then nothing was claimed.
+
+With `lock_timeout`, in milliseconds, the claim commits by itself, and waits no longer for its turn
+(PostgreSQL). The transaction that it is called in has changed nothing yet then, and begins anew.
 """

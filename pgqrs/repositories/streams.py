@@ -296,9 +296,9 @@ def _claim(
         claimed |= {message.id: message.read_ct for message in found.messages}
         if found.leftovers and sweeps < SWEEPS:
             sweeps += 1
-            if dequeue.sweep(connection, queue, now=now):
+            if any(dequeue.sweep(connection, queue, now=now)):
                 continue
-        if not found.messages:
+        if not found.messages and not found.cut_short:
             break
     return claimed
 

@@ -509,6 +509,11 @@ class Database(Forking, ABC):
         return error
 
 
+def lock_timeout(config: Config) -> int:
+    """Milliseconds that a statement waits for a lock at most; 0 would be for ever."""
+    return max(1, min(2**31 - 1, int(config.retry_for * 1000)))
+
+
 def _noting(work: Work[T], raised: list[Exception]) -> Work[T]:
     """The work, and a note of what it raises."""
 

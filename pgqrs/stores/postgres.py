@@ -26,7 +26,7 @@ from typing import Any
 
 import psycopg
 from sqlalchemy import Connection, Engine, QueuePool, RootTransaction, create_engine, event, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from pgqrs.clock import Clock
 from pgqrs.config import MAX_IDENTIFIER, Config, parse_dsn
@@ -35,7 +35,7 @@ from pgqrs.repositories import announcements
 from pgqrs.repositories.announcements import Announced
 from pgqrs.repositories.hot import commands
 from pgqrs.sqltypes import json_from_bytes
-from pgqrs.stores.base import Database, RowsLocked, T, Work
+from pgqrs.stores.base import Database, RowsLocked, T, Work, lock_timeout
 from pgqrs.stores.forks import abandon, hang_up, opening, watch
 from pgqrs.stores.notify import NotifySentry
 from pgqrs.stores.pooler import PROCESS, is_pooled
@@ -214,12 +214,8 @@ class PostgresDatabase(Database):
     def write_within(self, work: Work[T], *, wait: float, single: bool = False) -> T:
         def bounded(connection: Connection) -> T:
             commands(connection, f"SET LOCAL lock_timeout = {max(1, int(wait * 1000))}")
-            try:
+            with _telling_of_locks():
                 return work(connection)
-            except DBAPIError as exc:
-                if _sqlstate(exc) == LOCKED:
-                    raise RowsLocked from exc
-                raise
 
         return self.write(bounded, repeatable=True)
 
@@ -262,7 +258,12 @@ class PostgresDatabase(Database):
         """
         value = str(lock_timeout(self.config))
         (before, _) = connection.execute(_BOUND, {"value": value}).one()
-        yield
+        try:
+            yield
+        except Exception:
+            with suppress(SQLAlchemyError):  # a transaction that failed ends, and the bound with it
+                connection.execute(_BOUND, {"value": before}).close()
+            raise
         connection.execute(_BOUND, {"value": before}).close()
 
     def is_transient(self, error: BaseException) -> bool:
@@ -311,8 +312,17 @@ class PostgresDatabase(Database):
             lambda c: announcements.expect_results(c, queue, seconds=seconds, now=self.now())
         )
 
-    def _announce(self, work: Work[T]) -> T:
-        return self.write(work, single=True, repeatable=True)
+    def _announce(self, work: Work[T]) -> T | None:
+        """None if a process that stands still keeps others from announcing anything: they go on."""
+
+        def briefly(connection: Connection) -> T:
+            with _telling_of_locks():
+                return work(connection)
+
+        try:
+            return self.write(briefly, single=True, repeatable=True)
+        except RowsLocked:
+            return None
 
     @property
     def channel(self) -> str:
@@ -429,6 +439,17 @@ class PostgresDatabase(Database):
         super().close()
 
 
+@contextmanager
+def _telling_of_locks() -> Iterator[None]:
+    """Raise `RowsLocked` for a lock that was not to be had in time: trying again is no use."""
+    try:
+        yield
+    except DBAPIError as exc:
+        if _sqlstate(exc) == LOCKED:
+            raise RowsLocked from exc
+        raise
+
+
 def _channel_of(schema: str | None) -> str:
     """What is listened to. Names of channels end at 63 bytes, so a long schema is known by its hash."""
     channel = "pgqrs" if schema is None else f"pgqrs:{schema}"
@@ -514,11 +535,6 @@ def _weakly(method: Callable[[], object]) -> Callable[[], object]:
             found()
 
     return call
-
-
-def lock_timeout(config: Config) -> int:
-    """Milliseconds; 0 would be for ever."""
-    return max(1, min(2**31 - 1, int(config.retry_for * 1000)))
 
 
 def _greeting(database: PostgresDatabase) -> Callable[[Any, Any], None]:

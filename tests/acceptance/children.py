@@ -13,10 +13,11 @@ import sys
 import time
 from typing import Any
 
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, create_engine, event
 
 import pgqrs
 from pgqrs import moving
+from pgqrs.config import parse_dsn
 from tests.acceptance import misbehaving
 
 
@@ -130,7 +131,12 @@ def claim_forever(url: str) -> None:
                 continue
 
 
-def freeze(url: str) -> None:
+def freeze_on_engine(url: str) -> None:
+    """The same with an engine of the application's own."""
+    freeze(create_engine(parse_dsn(url)))
+
+
+def freeze(url: str | Engine) -> None:
     """Claim from `tasks`, and stand still after as many statements as the parent says."""
     with pgqrs.Store(url) as store, store.consumer("tasks") as consumer:
         consumer.dequeue()  # it knows now that the queue has limits
@@ -187,6 +193,7 @@ if __name__ == "__main__":
         "drain_and_log": drain_and_log,
         "enqueue_keys": enqueue_keys,
         "freeze": freeze,
+        "freeze_on_engine": freeze_on_engine,
         "hold": hold,
         "enqueue_forever": enqueue_forever,
         "work": work,

@@ -58,11 +58,12 @@ def go_on(store: pgqrs.Store) -> None:
 
 
 @pytest.mark.parametrize("statements", [1, 2, 3])
+@pytest.mark.parametrize("consumer", ["freeze", "freeze_on_engine"])
 def test_one_that_stops_after_any_statement_of_its_claim(
-    store: pgqrs.Store, postgres_database: str, statements: int
+    store: pgqrs.Store, postgres_database: str, consumer: str, statements: int
 ) -> None:
     store.producer("tasks").enqueue_many(range(40), keys=["k"] * 40, unique=None)
-    with children("freeze", postgres_database) as (child,):
+    with children(consumer, postgres_database) as (child,):
         assert child.answer() == "ready"
         child.tell(str(statements))
         said = child.answer()

@@ -9,8 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
+from sqlalchemy import create_engine
 
 import pgqrs
+from pgqrs.config import parse_dsn
 from pgqrs.repositories import announcements
 from pgqrs.stores import wakeups
 
@@ -144,3 +146,31 @@ def test_a_busy_consumer_needs_no_telling(store: pgqrs.Store, postgres_database:
         store.producer("tasks").enqueue_many(range(2))
         assert other.dequeue(wait=LONG)
         assert watching.execute(MESSAGE_AWAITED).fetchone() == (0,)
+
+
+@pytest.mark.usefixtures("store")
+def test_a_process_that_stands_still_with_an_announcement_delays_nobody_for_long(
+    postgres_database: str,
+) -> None:
+    engine = create_engine(parse_dsn(postgres_database))
+    with (
+        psycopg.connect(postgres_database) as frozen,
+        pgqrs.Store(postgres_database, retry_for=LONG) as other,
+        pgqrs.Store(engine, retry_for=LONG) as shared,
+    ):
+        frozen.execute(
+            "INSERT INTO pgqrs_waiting (queue_id, waiting_until, results_wanted_until) "
+            "SELECT id, now() + interval '1 hour', now() + interval '1 hour' FROM pgqrs_queues"
+        )
+        frozen.commit()
+        frozen.execute("SELECT * FROM pgqrs_waiting FOR UPDATE")
+        began = time.monotonic()
+        for each in (other, shared):
+            each.producer("tasks").enqueue("x", key="k", unique="queued")
+            with each.consumer("tasks") as quick:
+                (message,) = quick.dequeue()
+                quick.ack(message, result=1)
+                assert quick.dequeue(wait=0.001) == []
+        assert time.monotonic() - began < LONG
+        frozen.rollback()
+    engine.dispose()

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import text
 
 import pgqrs
+from pgqrs.streams import Stream
 
 BOMB = "[" + ",".join(["1e131071"] * 8200) + "]"
 """A few kilobytes of JSONB, and more than a gigabyte as text, which PostgreSQL refuses to make."""
@@ -75,3 +76,21 @@ def test_text_that_is_no_text_harms_nothing_beside_it(sqlite_database: str) -> N
         assert found == [ids[0], *ids[2:]]
         (dead,) = store.admin().dead_letters("tasks")
         assert dead.original_message_id == ids[1]
+
+
+def test_a_stream_goes_on_after_a_message_that_cannot_be_read(database: str) -> None:
+    with pgqrs.Store(database, upgrade=True) as store:
+        store.admin().create_queue("tasks")
+        ids = store.producer("tasks").enqueue_many(range(4))
+        largest = 2**31 - 1 if store.backend_name == "postgres" else 2**63 - 1
+        with store.engine.begin() as connection:
+            change = f"UPDATE pgqrs_messages SET read_ct = {largest} WHERE id = {ids[1]}"
+            connection.execute(text(change))
+        stream = Stream(store._database, "nightly", "tasks")
+        batch = stream.next_batch(0, limit=10)
+        assert batch is not None
+        assert sorted(batch.holds.tokens) == [ids[0], *ids[2:]]
+        stream.close()
+        assert [dead.original_message_id for dead in store.admin().dead_letters("tasks")] == [
+            ids[1]
+        ]

@@ -297,3 +297,24 @@ def test_of_many_who_acquire_a_step_at_once_one_has_it(
                 except pgqrs.LeaseLost:
                     pass
         assert len(ended) == 1
+
+
+@pytest.mark.parametrize(
+    "limits", [{}, {"max_in_flight": 9}, {"max_in_flight_per_key": 9}], ids=str
+)
+def test_an_expired_message_of_a_locked_group_keeps_no_other_back(
+    store: pgqrs.Store, limits: dict[str, int]
+) -> None:
+    store.admin().configure_queue("q", **limits)
+    producer = store.producer("q")
+    expired = producer.enqueue("expired", group="one", ttl=0.001)
+    producer.enqueue("other")
+    with store.consumer("q") as consumer, store.engine.connect() as connection:
+        with connection.begin():
+            store.using(connection).enqueue("q", "next", group="one")
+            assert [message.payload for message in consumer.dequeue()] == ["other"]
+            assert consumer.dequeue() == []
+            assert store.admin().peek("q", 1)[0].id == expired
+            assert store.admin().expire("q") == 0
+        assert [message.payload for message in consumer.dequeue()] == ["next"]
+    assert store.admin().get_archived(expired).archive_reason == "expired"

@@ -227,6 +227,9 @@ def test_a_transaction_of_the_applications_own_is_bounded_where_it_is_ours(
                     store.using(connection).enqueue("tasks", 1)
                 assert caught.value.code == "55P03"
                 assert connection.exec_driver_sql("SHOW lock_timeout").scalar() == "7s"
+                with pytest.raises(pgqrs.QueueNotFound):
+                    store.using(connection).enqueue("no such queue", 1)
+                assert connection.exec_driver_sql("SHOW lock_timeout").scalar() == "7s"
                 locked.rollback()
                 store.using(connection).enqueue("tasks", "after all")
                 assert connection.exec_driver_sql("SHOW lock_timeout").scalar() == "7s"

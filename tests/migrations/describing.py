@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from sqlalchemy import Connection, inspect, text
 
 from pgqrs.schema import VERSION_TABLE
+from pgqrs.schema_differences import digest
 
 COLUMNS = """
 SELECT column_name, concat_ws(' ',
@@ -33,6 +34,10 @@ SELECT 'option ' || unnest(reloptions) FROM pg_class WHERE oid = to_regclass(CAS
 UNION ALL
 SELECT 'unlogged' FROM pg_class WHERE oid = to_regclass(CAST(:name AS text)) AND relpersistence = 'u'
 """
+FUNCTIONS = r"""
+SELECT proname, pg_get_function_identity_arguments(oid), prosrc, proconfig
+FROM pg_proc WHERE proname LIKE 'pgqrs\_%' AND pronamespace = 'public'::regnamespace ORDER BY 1, 2
+"""
 
 
 def describe(connection: Connection) -> str:
@@ -42,6 +47,9 @@ def describe(connection: Connection) -> str:
     for table in sorted(inspect(connection).get_table_names()):
         if table.startswith("pgqrs_") and table != VERSION_TABLE:
             lines += [f"table {table}", *(f"    {fact}" for fact in facts(connection, table)), ""]
+    if connection.dialect.name == "postgresql":
+        for name, arguments, source, settings in connection.execute(text(FUNCTIONS)):
+            lines += [f"function {name}({arguments}) {digest(source, settings)}"]
     return "\n".join(lines)
 
 

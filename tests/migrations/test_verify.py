@@ -36,6 +36,12 @@ WHOLE = [
         "index ix_pgqrs_keys_look is on look_at, not on queue_id, look_at",
     ),
     (
+        "DROP INDEX {}ix_pgqrs_messages_parked;"
+        "CREATE INDEX {new}ix_pgqrs_messages_parked"
+        " ON {table}pgqrs_messages (queue_id, dedup_key, priority, id) WHERE blocked = 2",
+        "dedup_key, priority, id where blocked = 2, not on queue_id, dedup_key, priority DESC, id",
+    ),
+    (
         "CREATE UNIQUE INDEX {new}ix_other ON {table}pgqrs_messages (vt)",
         "pgqrs_messages: index ix_other was added",
     ),
@@ -64,6 +70,17 @@ POSTGRES = [
     (
         "ALTER TABLE {}pgqrs_messages ALTER COLUMN vt DROP NOT NULL",
         "column vt is TIMESTAMP WITH TIME ZONE, not TIMESTAMP WITH TIME ZONE NOT NULL",
+    ),
+    (
+        "ALTER TABLE {}pgqrs_messages ALTER COLUMN id DROP IDENTITY",
+        "column id is BIGINT NOT NULL, not BIGINT NOT NULL with an identity",
+    ),
+    ("ALTER TABLE {}pgqrs_messages SET UNLOGGED", "table pgqrs_messages is unlogged"),
+    ("ALTER FUNCTION {}pgqrs_claim_limited RESET jit", "function pgqrs_claim_limited was altered"),
+    (
+        "UPDATE pg_proc SET prosrc = replace(prosrc, 'SKIP LOCKED', '') "
+        "WHERE oid = CAST('{}pgqrs_claim_limited' AS regproc)",
+        "function pgqrs_claim_limited was altered",
     ),
     (
         "UPDATE pg_index SET indisvalid = false "
@@ -144,6 +161,19 @@ def test_an_index_that_cannot_be_used_is_as_good_as_none(postgres_database: str)
             store.admin().verify()
     with pytest.raises(pgqrs.TablesAltered, match="ix_pgqrs_messages_ready is missing"):
         pgqrs.Store(postgres_database)
+
+
+@pytest.mark.parametrize("schema", [None, "here"])
+def test_opening_a_store_misses_functions(postgres_database: str, schema: str | None) -> None:
+    said = "function pgqrs_claim_limited is missing"
+    with pgqrs.Store(postgres_database, schema=schema, upgrade=True) as store:
+        store.admin().verify()
+        change(postgres_database, "DROP FUNCTION {}pgqrs_claim_limited", schema=schema or "")
+        with pytest.raises(pgqrs.TablesAltered) as caught:
+            store.admin().verify()
+        assert caught.value.differences == (said,)
+    with pytest.raises(pgqrs.TablesAltered, match=said):
+        pgqrs.Store(postgres_database, schema=schema)
 
 
 def test_the_async_twin_verifies_the_same(installed: str) -> None:

@@ -61,6 +61,23 @@ def test_the_others_are_handed_out_and_the_bad_one_is_archived(
     assert len(admin.list_archive(QUEUE)) == 4
 
 
+@pytest.mark.parametrize("limits", [{}, {"max_in_flight": 500}], ids=["no limits", "limits"])
+def test_a_bad_message_is_found_behind_any_number_of_others(
+    harness: Harness, store: Any, admin: Any, limits: Any
+) -> None:
+    admin.configure_queue(QUEUE, **limits)
+    ids = store.producer(QUEUE).enqueue_many(range(480))
+    change = f"read_ct = {fullest_count(store)}"
+    with store.consumer(QUEUE) as consumer:
+        held = consumer.dequeue(210)  # these come first when the bad one is looked for
+        write(harness, store, "messages", change, f"id = {ids[220]}")
+        held += consumer.dequeue(15)
+        write(harness, store, "messages", change, f"id = {ids[460]}")
+        held += consumer.dequeue(300)
+        assert [message.id for message in held] == [*ids[:220], *ids[221:460], *ids[461:]]
+    assert len(admin.dead_letters(QUEUE)) == 2
+
+
 def test_messages_that_come_back_are_judged_too(
     harness: Harness, store: Any, admin: Any, clock: ManualClock, change: str
 ) -> None:

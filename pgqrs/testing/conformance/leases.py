@@ -141,11 +141,17 @@ def test_ack_archives_as_completed(
     assert consumer.dequeue() == []
 
 
-def test_ack_is_safe_to_repeat(producer: Any, consumer: Any) -> None:
-    producer.enqueue(1)
-    (message,) = consumer.dequeue()
+def test_ack_is_safe_to_repeat(producer: Any, consumer: Any, rival: Any) -> None:
+    producer.enqueue_many([1, 2])
+    message, other = consumer.dequeue(2)
     consumer.ack(message)
-    consumer.ack(message)
+    for claim in (message, message.id):
+        consumer.ack(claim)
+    with pytest.raises(LeaseLost):
+        rival.ack(message.id)
+    consumer.fail(other, dead=True)
+    with pytest.raises(LeaseLost):
+        consumer.ack(other.id)
 
 
 def test_an_id_is_enough(producer: Any, consumer: Any, rival: Any) -> None:

@@ -108,6 +108,16 @@ def test_a_key_with_a_long_backlog_blocks_nobody(store: Any, admin: Any) -> None
         assert found == [0, "other"]
 
 
+def test_a_claim_looks_past_any_number_of_messages_without_room(store: Any, admin: Any) -> None:
+    queue_with(admin, max_in_flight_per_key=1)
+    producer = store.producer(QUEUE)
+    producer.enqueue_many(range(4200), keys=["busy"] * 4200, unique=None)
+    producer.enqueue("other", key="other", unique=None)
+    with store.consumer(QUEUE) as consumer:
+        assert [message.payload for message in consumer.dequeue()] == [0]
+        assert [message.payload for message in consumer.dequeue()] == ["other"]
+
+
 def test_a_message_of_a_group_can_have_a_key_with_a_limit(store: Any, admin: Any) -> None:
     queue_with(admin, max_in_flight_per_key=1)
     store.producer(QUEUE).enqueue_many(
@@ -425,6 +435,43 @@ def test_limits_that_go_away_leave_no_message_behind_however_many_are_parked(
         assert sorted(message.payload for message in seen) == list(range(total))
         assert admin.queue_stats(QUEUE).blocked == 0
         consumer.extend_many(seen, 60)
+
+
+def test_limits_that_go_away_and_come_back_leave_no_message_behind(store: Any, admin: Any) -> None:
+    queue_with(admin, max_in_flight_per_key=1)
+    producer = store.producer(QUEUE)
+    producer.enqueue_many(range(1100), keys=["a"] * 1100, unique=None)
+    producer.enqueue_many(range(3), keys=["b"] * 3, unique=None)
+    with store.consumer(QUEUE) as consumer:
+        held = consumer.dequeue(10)
+        assert [message.key for message in held] == ["a", "b"]
+        admin.configure_queue(QUEUE, max_in_flight_per_key=None)
+        held += consumer.dequeue()  # lets some of those in that are parked, and not all
+        assert admin.queue_stats(QUEUE).blocked > 0
+        admin.configure_queue(QUEUE, max_in_flight_per_key=1)
+        assert consumer.dequeue(10) == []  # of both keys there is one in flight, or more
+        consumer.ack_many(held)
+        for _ in range(2):
+            held = consumer.dequeue(10)
+            assert sorted(message.key for message in held) == ["a", "b"]
+            consumer.ack_many(held)
+
+
+def test_another_limit_moves_only_the_messages_that_have_room_now(store: Any, admin: Any) -> None:
+    queue_with(admin, max_in_flight_per_key=1)
+    producer = store.producer(QUEUE)
+    producer.enqueue_many(range(1100), keys=["a"] * 1100, unique=None)
+    producer.enqueue_many(range(4), keys=["b"] * 4, unique=None)
+    with store.consumer(QUEUE) as consumer:
+        assert [message.key for message in consumer.dequeue(10)] == ["a", "b"]
+        admin.configure_queue(QUEUE, max_in_flight_per_key=3)
+        claimed = consumer.dequeue(10)
+        assert [(message.key, message.payload) for message in claimed] == [
+            *(("a", 1), ("a", 2), ("b", 1), ("b", 2))
+        ]
+        admin.configure_queue(QUEUE, max_in_flight_per_key=2)
+        assert consumer.dequeue(10) == []
+        assert admin.queue_stats(QUEUE).blocked == 1098
 
 
 @pytest.mark.parametrize("limits", [{"max_in_flight": 10}, {"max_in_flight_per_key": 10}], ids=str)

@@ -39,6 +39,16 @@ def test_what_is_committed_is_there(
     assert [message.id for message in consumer.dequeue(10)] == [one, *more]
 
 
+def test_what_is_refused_leaves_the_transaction_as_it_was(
+    harness: Harness, store: Any, admin: Any, consumer: Any
+) -> None:
+    with harness.transaction(store) as transaction:
+        with pytest.raises(QueueNotFound):
+            transaction.using.enqueue("no such queue", 1)
+        transaction.using.enqueue(QUEUE, 2)
+    assert [message.payload for message in consumer.dequeue(10)] == [2]
+
+
 def test_a_lone_enqueue_is_rolled_back_too(
     harness: Harness, store: Any, admin: Any, producer: Any, consumer: Any
 ) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from pgqrs import InvalidArgument, Rate
+from pgqrs.repositories import dequeue
 from pgqrs.stores import wakeups
+from pgqrs.testing import ManualClock
 from pgqrs.testing.conformance.harness import QUEUE, Harness
 
 LONG = 100
@@ -192,3 +194,27 @@ def test_the_rate_wakes_who_waits(real_time: Any) -> None:
     with real_time.consumer(QUEUE) as consumer:
         assert [message.payload for message in consumer.dequeue(5)] == [1]
         assert [message.payload for message in consumer.dequeue(5, wait=LONG)] == [2]
+
+
+def test_a_waiting_consumer_gets_past_any_number_of_expired_messages(
+    producer: Any, consumer: Any, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dequeue, "AT_ONCE", 2)
+    producer.enqueue_many(range(50), ttl=10, priority=5)
+    producer.enqueue("valid")
+    clock.advance(10)
+    began = time.monotonic()
+    assert [message.payload for message in consumer.dequeue(wait=LONG)] == ["valid"]
+    assert time.monotonic() - began < LONG
+
+
+def test_cancelling_the_first_of_a_group_wakes_for_the_next(
+    admin: Any, producer: Any, consumer: Any, rival: Any
+) -> None:
+    first, _ = producer.enqueue_many([1, 2], groups=["one", "one"])
+    rival.dequeue(lease=10 * LONG)
+    began = time.monotonic()
+    with waiting(consumer) as result:
+        admin.cancel(first)
+        assert [message.payload for message in result()] == [2]
+    assert time.monotonic() - began < LONG
