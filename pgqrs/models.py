@@ -580,7 +580,7 @@ write_parts = Base.metadata.tables["pgqrs_write_parts"]
 schema_history = Base.metadata.tables["pgqrs_schema_history"]
 
 FUNCTIONS = {
-    "pgqrs_claim_limited": "e9f52feb09e2f7e75feb0a0cd3f0636cff55ea52aa7fde9f8fb70b2e2ab23b26",
+    "pgqrs_claim_within_limits": "e9f52feb09e2f7e75feb0a0cd3f0636cff55ea52aa7fde9f8fb70b2e2ab23b26",
 }
 """What PostgreSQL does for us: names of functions, and the digests of their texts (see
 `schema_differences`). A test tells the digest after a revision has replaced one.

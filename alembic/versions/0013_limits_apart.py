@@ -23,8 +23,7 @@ depends_on = None
 MOVED = {"waiting_until": UTCDateTime, "results_wanted_until": UTCDateTime, "rate_taken": Json}
 PARKED = "ix_pgqrs_messages_parked"
 SIGNATURE = (
-    "pgqrs_claim_limited"
-    "(TEXT, BIGINT, INTEGER, DOUBLE PRECISION, BIGINT, TIMESTAMP WITH TIME ZONE, INTEGER)"
+    "pgqrs_claim_limited(TEXT, BIGINT, INTEGER, DOUBLE PRECISION, BIGINT, TIMESTAMP WITH TIME ZONE)"
 )
 
 # About the bytes of a payload. Only one that is compressed or large is read for that.
@@ -50,15 +49,13 @@ CREATE FUNCTION pgqrs_claim_limited(
     for_seconds DOUBLE PRECISION,
     max_bytes BIGINT,
     at_time TIMESTAMP WITH TIME ZONE,
-    lock_timeout INTEGER DEFAULT NULL,
     OUT claimer_status TEXT,
     OUT has_limits BOOLEAN,
     OUT has_leftovers BOOLEAN,
     OUT room_in DOUBLE PRECISION,
     OUT claimed_ids BIGINT[],
     OUT claimed_tokens INTEGER[],
-    OUT claimed_bytes BIGINT,
-    OUT is_cut_short BOOLEAN
+    OUT claimed_bytes BIGINT
 ) RETURNS SETOF RECORD
 LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan
@@ -71,7 +68,6 @@ DECLARE
     PAGES CONSTANT INTEGER := 21;
     AT_ONCE CONSTANT INTEGER := 1000;
     GRAINS CONSTANT INTEGER := 50;
-    NO_LIMIT CONSTANT INTEGER := 0;
     queue RECORD;
     state RECORD;
     present TIMESTAMP WITH TIME ZONE;
@@ -81,7 +77,6 @@ DECLARE
     returned BIGINT[];
     dead BIGINT[];
     freed TEXT[];
-    parked_keys TEXT[];
     ended INTEGER;
     let_in_ids BIGINT[];
     room BIGINT;
@@ -102,10 +97,6 @@ DECLARE
     held_ids BIGINT[];
     held_tokens INTEGER[];
 BEGIN
-    -- For this transaction: a claim that is one needs no statement before it, and none to commit it.
-    IF lock_timeout IS NOT NULL THEN
-        PERFORM set_config('lock_timeout', CAST(lock_timeout AS TEXT), true);
-    END IF;
     LOOP
         SELECT * INTO state FROM pgqrs_limits l
             WHERE l.queue_id = (SELECT q.id FROM pgqrs_queues q WHERE q.queue_name = for_queue)
@@ -134,7 +125,6 @@ BEGIN
     claimed_ids := '{}';
     claimed_tokens := '{}';
     claimed_bytes := 0;
-    is_cut_short := false;
     max_bytes := coalesce(max_bytes, 9223372036854775807);
     IF queue.paused OR claimer_status IS DISTINCT FROM 'ready' THEN
         RETURN NEXT;
@@ -166,12 +156,17 @@ BEGIN
         LIMIT 1
     ) <= present, false);
 
-    -- The limits are others than before, or there are none any more. What is in flight is counted, and
-    -- all keys with parked messages are looked at again; or if keys are not counted any more, what is
-    -- parked is let in, some with each claim. Until that is done no limits are the applied ones.
+    -- The limits are others than before, or there are none any more: what was parked starts over.
     IF (state.max_in_flight, state.max_in_flight_per_key)
             IS DISTINCT FROM (queue.max_in_flight, queue.max_in_flight_per_key)
         OR NOT counts_slots AND queue.rate_limit IS NULL THEN
+        SELECT array_agg(p.id) INTO let_in_ids FROM (
+            SELECT m.id FROM pgqrs_messages m
+            WHERE m.queue_id = queue.id AND m.blocked = 2
+            LIMIT AT_ONCE
+            FOR UPDATE SKIP LOCKED
+        ) p;
+        UPDATE pgqrs_messages m SET ready = true, blocked = 0 WHERE m.id = ANY (let_in_ids);
         IF counts_slots THEN
             INSERT INTO pgqrs_slots (message_id, queue_id, dedup_key, read_ct, let_in)
                 SELECT m.id, m.queue_id, m.dedup_key, m.read_ct, false
@@ -182,43 +177,16 @@ BEGIN
         ELSE
             DELETE FROM pgqrs_slots s WHERE s.queue_id = queue.id;
         END IF;
-        state.max_in_flight := queue.max_in_flight;
-        state.max_in_flight_per_key := queue.max_in_flight_per_key;
-        IF queue.max_in_flight_per_key IS NOT NULL THEN
-            -- From key to key: there may be many messages of each.
-            WITH RECURSIVE keys AS (
-                (
-                    SELECT m.dedup_key FROM pgqrs_messages m
-                    WHERE m.queue_id = queue.id AND m.blocked = 2
-                    ORDER BY m.dedup_key LIMIT 1
-                )
-                UNION ALL
-                SELECT (
-                    SELECT m.dedup_key FROM pgqrs_messages m
-                    WHERE m.queue_id = queue.id AND m.blocked = 2 AND m.dedup_key > k.dedup_key
-                    ORDER BY m.dedup_key LIMIT 1
-                )
-                FROM keys k WHERE k.dedup_key IS NOT NULL
-            )
-            SELECT array_agg(k.dedup_key) INTO parked_keys
-                FROM keys k WHERE k.dedup_key IS NOT NULL;
-        ELSE
-            SELECT array_agg(p.id) INTO let_in_ids FROM (
-                SELECT m.id FROM pgqrs_messages m
-                WHERE m.queue_id = queue.id AND m.blocked = 2
-                LIMIT AT_ONCE
-                FOR UPDATE SKIP LOCKED
-            ) p;
-            UPDATE pgqrs_messages m SET ready = true, blocked = 0 WHERE m.id = ANY (let_in_ids);
-            PERFORM FROM pgqrs_messages m WHERE m.queue_id = queue.id AND m.blocked = 2 LIMIT 1;
-            IF FOUND THEN
-                state.max_in_flight_per_key := NO_LIMIT;
-            ELSIF NOT counts_slots AND queue.rate_limit IS NULL THEN
+        PERFORM FROM pgqrs_messages m WHERE m.queue_id = queue.id AND m.blocked = 2 LIMIT 1;
+        IF NOT FOUND THEN
+            IF NOT counts_slots AND queue.rate_limit IS NULL THEN
                 DELETE FROM pgqrs_limits l WHERE l.queue_id = queue.id;
                 has_limits := false;
                 RETURN NEXT;
                 RETURN;
             END IF;
+            state.max_in_flight := queue.max_in_flight;
+            state.max_in_flight_per_key := queue.max_in_flight_per_key;
         END IF;
         is_changed := true;
     END IF;
@@ -242,9 +210,6 @@ BEGIN
         SELECT count(*), array_agg(DISTINCT g.dedup_key) FILTER (WHERE g.dedup_key IS NOT NULL)
             INTO ended, freed FROM gone g;
         is_changed := is_changed OR ended > 0;
-        IF parked_keys IS NOT NULL THEN
-            SELECT array_agg(DISTINCT k.key) INTO freed FROM unnest(freed || parked_keys) AS k (key);
-        END IF;
 
         -- The first of those that are parked or were let in, as many as there is room for.
         IF freed IS NOT NULL AND queue.max_in_flight_per_key IS NOT NULL THEN
@@ -423,7 +388,6 @@ BEGIN
         END IF;
         has_leftovers := has_leftovers OR coalesce(has_expired, false);
         EXIT WHEN looked < wanted OR has_expired OR is_full;
-        is_cut_short := page_number = PAGES AND room > 0;
     END LOOP;
 
     IF queue.rate_limit IS NOT NULL THEN

@@ -175,7 +175,7 @@ def _claim_postgres(
     bound |= {"max_bytes": max_bytes, "now_at": now, "lock_timeout": lock_timeout}
     begun = not _commits_by_itself(connection)
     apart = not begun or lock_timeout is not None
-    name = in_its_schema(connection, "pgqrs_claim_limited")
+    name = in_its_schema(connection, "pgqrs_claim_within_limits")
     with _interrupted(connection, lock_timeout) if begun and apart else nullcontext():
         found = _function(name, waits_for_disk=not apart).rows(connection, bound)
     if not found:

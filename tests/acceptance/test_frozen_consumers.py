@@ -86,7 +86,7 @@ def test_one_that_does_not_read_what_it_claimed(store: pgqrs.Store, postgres_dat
     with closing(psycopg.connect(postgres_database, autocommit=True)) as connection:
         store.write(_keep_worker(worker))
         connection.pgconn.send_query(
-            f"SELECT * FROM pgqrs_claim_limited('tasks', {worker}, 50, NULL, NULL, NULL)".encode()
+            f"SELECT * FROM pgqrs_claim_within_limits('tasks', {worker}, 50, NULL, NULL, NULL, NULL)".encode()
         )
         time.sleep(1)
         go_on(store)

@@ -76,11 +76,14 @@ POSTGRES = [
         "column id is BIGINT NOT NULL, not BIGINT NOT NULL with an identity",
     ),
     ("ALTER TABLE {}pgqrs_messages SET UNLOGGED", "table pgqrs_messages is unlogged"),
-    ("ALTER FUNCTION {}pgqrs_claim_limited RESET jit", "function pgqrs_claim_limited was altered"),
+    (
+        "ALTER FUNCTION {}pgqrs_claim_within_limits RESET jit",
+        "function pgqrs_claim_within_limits was altered",
+    ),
     (
         "UPDATE pg_proc SET prosrc = replace(prosrc, 'SKIP LOCKED', '') "
-        "WHERE oid = CAST('{}pgqrs_claim_limited' AS regproc)",
-        "function pgqrs_claim_limited was altered",
+        "WHERE oid = CAST('{}pgqrs_claim_within_limits' AS regproc)",
+        "function pgqrs_claim_within_limits was altered",
     ),
     (
         "UPDATE pg_index SET indisvalid = false "
@@ -165,10 +168,10 @@ def test_an_index_that_cannot_be_used_is_as_good_as_none(postgres_database: str)
 
 @pytest.mark.parametrize("schema", [None, "here"])
 def test_opening_a_store_misses_functions(postgres_database: str, schema: str | None) -> None:
-    said = "function pgqrs_claim_limited is missing"
+    said = "function pgqrs_claim_within_limits is missing"
     with pgqrs.Store(postgres_database, schema=schema, upgrade=True) as store:
         store.admin().verify()
-        change(postgres_database, "DROP FUNCTION {}pgqrs_claim_limited", schema=schema or "")
+        change(postgres_database, "DROP FUNCTION {}pgqrs_claim_within_limits", schema=schema or "")
         with pytest.raises(pgqrs.TablesAltered) as caught:
             store.admin().verify()
         assert caught.value.differences == (said,)
