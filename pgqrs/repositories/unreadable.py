@@ -74,7 +74,9 @@ def set_aside(
     page = [Place(*row) for row in connection.execute(_CANDIDATES, bound)]
     ids = [place.id for place in page]
     count = 0
-    for id in ids if ids and not _are_readable(connection, ids) else ():
+    # As a rule it is among the first, and to find out that a page cannot be read takes long.
+    is_sound = after != FIRST and bool(ids) and _are_readable(connection, ids)
+    for id in () if is_sound else ids:
         error = _trouble(connection, id)
         if error is not None:
             dequeue.bury(connection, [id], reason=ArchiveReason.FAILED, error=error, now=now)
