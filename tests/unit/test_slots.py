@@ -22,12 +22,12 @@ LONG = 100
 told: ContextVar[str] = ContextVar("told", default="nothing")
 
 
-def load_of(call: Any) -> Load:
+def load_of(call: Any, timeout: float | None = None) -> Load:
     now = datetime.now(UTC)
     message: Any = SimpleNamespace(id=1, vt=now, dequeued_at=now)
     nobody: Any = None
     delivery = Delivery(message, holder=nobody, database=nobody, claimed_at=0.0)
-    return Load(Handler(call).job(), [delivery])
+    return Load(Handler(call, timeout=timeout).job(), [delivery])
 
 
 async def outcomes_of(
@@ -230,7 +230,7 @@ def test_a_thread_whose_handler_hangs_beyond_its_time_limit_gives_up_its_slot() 
             done.set()
 
     slots = ThreadSlots(1, report, Hooks([]))
-    hanging = load_of(hang)
+    hanging = load_of(hang, timeout=LONG)
     slots.start([hanging, load_of(lambda message: "fine")])
     assert hangs.wait(LONG)
     slots.abandon(hanging)
