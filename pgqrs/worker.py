@@ -81,6 +81,8 @@ HORIZON = 0.1
 PREFETCH = 200
 LINGER = 0.01
 """Seconds that an outcome may wait for others, under load."""
+SHORT = 0.002
+"""Seconds: about as long as it takes to store outcomes and to claim."""
 SETTLE = 0.002
 """Seconds after a claim that found less than it asked for. Quick handlers end meanwhile, and storing
 their outcomes comes before looking again, which most probably finds nothing."""
@@ -294,10 +296,15 @@ class Worker:
         self._lingers = False
 
     def _is_wanted(self) -> bool:
-        """True if this loop should store outcomes and claim now: there are many of them, or slots will
-        soon have nothing to do.
+        """True if this loop should store outcomes and claim now: slots will soon have nothing to do, or
+        there are many outcomes, and slots are busy for as long as storing them takes. If handlers are
+        so quick that they are done before that, larger batches are worth more.
         """
-        return len(self._aboard) <= self._capacity or len(self._endings) >= self._ahead // 2
+        aboard = len(self._aboard)
+        if aboard <= self._capacity:
+            return True
+        many = len(self._endings) >= self._ahead // 2
+        return many and aboard * (self._average or 0.0) > self._concurrency * SHORT
 
     def _create_queues(self) -> None:
         admin = Admin(self._database)
@@ -483,7 +490,7 @@ class Worker:
         ran = None if load.started_at is None else time.monotonic() - load.started_at
         for delivery, outcome in zip(load.deliveries, outcomes, strict=True):
             self._endings.add(delivery, outcome, name=load.job.name, took=ran)
-            if isinstance(outcome, Failed) and isinstance(outcome.error, ProcessBroken):
+            if type(outcome) is Failed and isinstance(outcome.error, ProcessBroken):
                 self._break(outcome.error)
         self._aboard.difference_update(load.deliveries)
         self._timed.discard(load)
