@@ -78,7 +78,7 @@ class Endings:
         if not delivery.end():
             return
         text = None
-        if type(outcome) is Done and outcome.result is not None:
+        if isinstance(outcome, Done) and outcome.result is not None:
             limits = delivery.database.config
             try:
                 text = encode(

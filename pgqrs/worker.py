@@ -384,6 +384,8 @@ class Worker:
             oldest = slots.oldest()
             if oldest is not None and time.monotonic() - oldest > LATE:
                 self._give_back(slots.take_back())
+                for source in self._sources:
+                    source.rung = True  # it may be the only worker
 
     def _give_back(self, loads: Iterable[Load]) -> None:
         for load in loads:
@@ -490,7 +492,7 @@ class Worker:
         ran = None if load.started_at is None else time.monotonic() - load.started_at
         for delivery, outcome in zip(load.deliveries, outcomes, strict=True):
             self._endings.add(delivery, outcome, name=load.job.name, took=ran)
-            if type(outcome) is Failed and isinstance(outcome.error, ProcessBroken):
+            if isinstance(outcome, Failed) and isinstance(outcome.error, ProcessBroken):
                 self._break(outcome.error)
         self._aboard.difference_update(load.deliveries)
         self._timed.discard(load)

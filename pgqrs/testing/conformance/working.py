@@ -479,3 +479,23 @@ def test_what_was_claimed_ahead_is_given_back_if_its_slot_is_long_in_coming(
         finally:
             go_on.set()
     assert {(message.payload, message.attempt) for message in others} == {("other", 1)}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_worker_that_gave_messages_back_has_not_worked_off_its_queue(
+    store: Any, admin: Any, producer: Any, is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqrs.worker.LATE", 0.02)
+
+    def handle(message: Message) -> None:
+        time.sleep(0.1 if message.payload == "slow" else 0)
+
+    async def handle_async(message: Message) -> None:
+        handle(message)
+
+    quick, slow = ["quick"] * 20, ["slow", "quick", "quick"]
+    producer.enqueue_many([*quick, *slow, *slow, *quick])
+    work_off(store, handle_async if is_async else handle, concurrency=1)
+    stats = admin.queue_stats(QUEUE)
+    assert (stats.ready, stats.leased) == (0, 0)
+    assert stats.archived[ArchiveReason.COMPLETED] == 2 * len(quick) + 2 * len(slow)
