@@ -16,7 +16,7 @@ from importlib import import_module
 from inspect import Parameter
 from typing import Any, NamedTuple
 
-from pgqrs.conversion import converter
+from pgqrs.conversion import Converter, converter
 from pgqrs.errors import InvalidArgument, InvalidConfig, InvalidPayload
 
 PICKLE = "cloudpickle"
@@ -76,6 +76,7 @@ class Signature:
         self._signature = inspect.signature(function)
         self._hints: dict[str, Any] | None = None
         self._keeps_scalars: bool | None = None
+        self._converters: dict[str, Converter] = {}
         kinds = {name: found.kind for name, found in self._signature.parameters.items()}
         self._positional = [name for name, kind in kinds.items() if kind in _POSITIONAL]
         needed = [name for name, found in self._signature.parameters.items() if _is_needed(found)]
@@ -102,31 +103,29 @@ class Signature:
         names = self._positional_names(len(call.args))
         return {
             "args": [
-                _to_json(self._hint(name), value, name)
+                _to_json(self._converter(name), value, name)
                 for name, value in zip(names, call.args, strict=True)
             ],
             "kwargs": {
-                name: _to_json(self._hint(name), value, name) for name, value in call.kwargs.items()
+                name: _to_json(self._converter(name), value, name)
+                for name, value in call.kwargs.items()
             },
         }
 
     def decode(self, payload: dict[str, Any]) -> Call:
         """The call again."""
-        args, kwargs = payload.get("args", []), payload.get("kwargs", {})
-        names = self._positional_names(len(args))
+        args, kwargs = payload.get("args", ()), payload.get("kwargs")
+        names, find = self._positional_names(len(args)), self._converter
         return Call(
-            tuple(
-                converter(self._hint(name)).from_json(value)
-                for name, value in zip(names, args, strict=True)
-            ),
-            {name: converter(self._hint(name)).from_json(value) for name, value in kwargs.items()},
+            tuple([find(name).from_json(value) for name, value in zip(names, args, strict=True)]),
+            {name: find(name).from_json(value) for name, value in kwargs.items()} if kwargs else {},
         )
 
     def encode_result(self, value: Any) -> Any:
-        return _to_json(self.hints.get("return", Any), value, "result")
+        return _to_json(self._converter("return"), value, "result")
 
     def decode_result(self, found: Any) -> Any:
-        return converter(self.hints.get("return", Any)).from_json(found)
+        return self._converter("return").from_json(found)
 
     @property
     def keeps_scalars(self) -> bool:
@@ -152,6 +151,14 @@ class Signature:
         names = self._positional[:count]
         return names if self._rest is None else names + [self._rest] * (count - len(names))
 
+    def _converter(self, name: str) -> Converter:
+        found = self._converters.get(name)
+        if found is None:
+            found = converter(self.hints.get(name, Any) if name == "return" else self._hint(name))
+            if name == "return" or name in self._signature.parameters:
+                self._converters[name] = found  # other names come from messages: any number of them
+        return found
+
     def _hint(self, name: str) -> Any:
         hints = self.hints
         return hints[name] if name in hints else hints.get(self._others or name, Any)
@@ -163,9 +170,9 @@ def _is_needed(parameter: Parameter) -> bool:
     return parameter.default is Parameter.empty and parameter.kind not in open_ended
 
 
-def _to_json(hint: Any, value: Any, name: str) -> Any:
+def _to_json(by: Converter, value: Any, name: str) -> Any:
     try:
-        return converter(hint).to_json(value)
+        return by.to_json(value)
     except (TypeError, ValueError) as exc:
         raise InvalidPayload(name, str(exc)) from exc
 

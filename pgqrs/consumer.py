@@ -66,6 +66,8 @@ SHARED_LOOK = 1.5
 """Seconds: a bit more than passes between the looks that a store in S3 takes for all who wait."""
 SWEEPS = 10
 """How often a dequeue clears away what may not be handed out before it makes do with what it has."""
+BRIEFLY = 0.01
+"""Seconds to wait for rows that another transaction has locked, while others wait for their turn."""
 NEVER = float("inf")
 NOTHING = Holds(0, {})
 """So that an empty batch is no special case."""
@@ -124,17 +126,45 @@ class Holder:
         tells: bool = False,
     ) -> None:
         """`tells` those who wait for results, in this process and elsewhere."""
+        self._conclude(messages, self._acking(texts, tells=tells), repeatable=True)
+        if tells:
+            self._database.wakeups.ring(RESULTS)
+
+    def _acking(
+        self, texts: Mapping[int, str] | None, *, tells: bool, skip_locked: bool = False
+    ) -> Callable[[Connection, Holds], set[int]]:
         database = self._database
         channel = database.channel if tells else None
-        self._conclude(
-            messages,
-            lambda connection, holds: archive.ack(
-                connection, holds, now=database.now(), results=texts or None, channel=channel
-            ),
-            repeatable=True,
+        return lambda connection, holds: archive.ack(
+            connection,
+            holds,
+            now=database.now(),
+            results=texts or None,
+            channel=channel,
+            skip_locked=skip_locked,
         )
-        if tells:
-            database.wakeups.ring(RESULTS)
+
+    def _ack_unlocked(self, messages: Sequence[Message], texts: Mapping[int, str]) -> set[int]:
+        """Ack many that have no group, whatever row another transaction has locked, and tell those who
+        wait for results. Returns the ids of those that were not to be had within a moment.
+        """
+        if not self._database.supports_skip_locked:
+            self._ack(messages, texts, tells=True)
+            return set()
+        held, _ = self._held(messages)
+        skipping = self._acking(texts, tells=True, skip_locked=True)
+        done = self._apply(held, skipping, single=True, repeatable=True)
+        left = [message for message in messages if message.id not in done]
+        try:
+            if left:
+                self._change(left, self._acking(texts, tells=True), wait=BRIEFLY)
+        except RowsLocked:
+            return {message.id for message in left}
+        finally:
+            self._database.wakeups.ring(RESULTS)
+            if self._leaves_room(messages):
+                self._tell(messages)
+        return set()
 
     archive = ack
     archive_many = ack_many
@@ -346,9 +376,10 @@ class Holder:
         *,
         single: bool = False,
         repeatable: bool = False,
+        wait: float | None = None,
     ) -> C:
         held, claimed_again = self._held(messages)
-        changed = self._apply(held, work, single=single, repeatable=repeatable)
+        changed = self._apply(held, work, single=single, repeatable=repeatable, wait=wait)
         _refuse_lost(_without(held, changed), claimed_again)
         return changed
 

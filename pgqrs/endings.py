@@ -2,12 +2,14 @@
 
 Handlers report from their threads; the worker's loop flushes. What the database could not take is
 kept, and flushed again: every ending is safe to repeat, since it is fenced by the claim. One that
-the database refuses for itself does not hinder the others.
+the database refuses for itself does not hinder the others, and neither does one whose row another
+transaction has locked: it is tried again from time to time.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
@@ -27,6 +29,9 @@ from pgqrs.payloads import encode
 
 MOST_AT_ONCE = 1000
 MOST_TEXT = 8 * 1024 * 1024
+AGAIN = 0.5
+"""Seconds between two attempts at an outcome whose row another transaction has locked."""
+NEVER = float("inf")
 logger = logging.getLogger("pgqrs.worker")
 
 
@@ -46,7 +51,7 @@ class Endings:
     def __init__(
         self,
         holder: Holder,
-        forget: Callable[[Delivery], None],
+        forget: Callable[..., None],
         *,
         log_messages: bool = False,
     ) -> None:
@@ -54,6 +59,9 @@ class Endings:
         self._holder = holder
         self._forget = forget
         self._waiting: deque[Ending] = deque()
+        self._locked: list[Ending] = []
+        """Those whose rows others have locked, and when to try them again."""
+        self._again_at = NEVER
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -83,28 +91,50 @@ class Endings:
                 outcome = Failed(exc, dead=True)  # it would be the same the next time
         self._waiting.append(Ending(delivery, outcome, text, name, took))
 
-    def flush(self) -> int:
-        """Store what waits. Returns how many; what raises is kept."""
+    @property
+    def again_in(self) -> float:
+        """Seconds until something is to be tried again that was locked."""
+        return max(0.0, self._again_at - time.monotonic())
+
+    @property
+    def is_done(self) -> bool:
+        """True if nothing waits to be stored."""
+        return not self._waiting and not self._locked
+
+    def flush(self, *, everything: bool = False) -> int:
+        """Store what waits, or everything, also what was locked just now. Returns how many; what raises
+        is kept.
+        """
+        if self._locked and (everything or not self.again_in):
+            self._waiting.extend(self._locked)
+            self._locked, self._again_at = [], NEVER
         ending = [self._waiting.popleft() for _ in range(len(self._waiting))]
         pieces = deque(_pieces(ending))
         try:
             while pieces:
-                self._end(pieces[0])
-                for done in pieces.popleft():
-                    self._forget(done.delivery)
+                locked = self._end(pieces[0])
+                piece = pieces.popleft()
+                self._forget(*[e.delivery for e in piece if e.delivery.message.id not in locked])
+                self._keep_locked([e for e in piece if e.delivery.message.id in locked])
         except BaseException:
             self._waiting.extendleft(reversed([left for piece in pieces for left in piece]))
             raise
         return len(ending)
 
-    def _end(self, piece: list[Ending]) -> None:
-        """All of one kind."""
-        piece = [ending for ending in piece if not self._is_lost(ending)]
+    def _keep_locked(self, locked: list[Ending]) -> None:
+        if locked:
+            self._locked += locked
+            self._again_at = min(self._again_at, time.monotonic() + AGAIN)
+
+    def _end(self, piece: list[Ending]) -> set[int]:
+        """All of one kind. Returns the ids of those whose rows others have locked."""
+        piece = [ending for ending in piece if not (ending[0].is_lost and self._is_lost(ending))]
         if not piece:
-            return
+            return set()
         lost: Collection[int] = ()
+        locked: set[int] = set()
         try:
-            self._act(piece)
+            locked = self._act(piece)
         except LeaseLost as exc:
             lost = exc.ids
             for id in exc.ids:
@@ -113,25 +143,28 @@ class Endings:
             raise
         except Exception as exc:
             if len(piece) > 1:
-                for ending in piece:
-                    self._end([ending])
-            else:
-                self._give_up(piece[0], exc)
-            return
+                return {id for ending in piece for id in self._end([ending])}
+            self._give_up(piece[0], exc)
+            return set()
         if self._log_messages:
             for delivery, outcome, _, name, took in piece:
-                if delivery.message.id not in lost:
+                if delivery.message.id not in lost and delivery.message.id not in locked:
                     message_log.finished(delivery.message, outcome, name=name, took=took)
+        return locked
 
-    def _act(self, piece: list[Ending]) -> None:
+    def _act(self, piece: list[Ending]) -> set[int]:
+        """Returns the ids of those whose rows others have locked."""
         outcome, messages = piece[0].outcome, [ending.delivery.message for ending in piece]
         if isinstance(outcome, Done):
             texts = {e.delivery.message.id: e.text for e in piece if e.text is not None}
+            if messages[0].group is None:
+                return self._holder._ack_unlocked(messages, texts)
             self._holder._ack(messages, texts, tells=True)
         elif isinstance(outcome, GivenBack):
             self._holder.release_many(messages, delay=outcome.delay, eta=outcome.eta)
         elif isinstance(outcome, Failed):
             self._fail(piece[0], outcome)
+        return set()
 
     def _fail(self, ending: Ending, outcome: Failed) -> None:
         message = ending.delivery.message
@@ -185,4 +218,6 @@ def _kind(ending: Ending) -> object:
     outcome = ending.outcome
     if isinstance(outcome, Failed):  # each has an error of its own
         return id(ending)
-    return outcome if isinstance(outcome, GivenBack) else type(outcome)
+    if isinstance(outcome, GivenBack):
+        return outcome
+    return type(outcome), ending.delivery.message.group is None

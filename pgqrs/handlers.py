@@ -44,9 +44,18 @@ class Delivery(Lease):
     )
 
     def __init__(
-        self, message: Message, *, holder: Holder, database: Database, claimed_at: float
+        self,
+        message: Message,
+        *,
+        holder: Holder,
+        database: Database,
+        claimed_at: float,
+        lease: float | None = None,
     ) -> None:
-        super().__init__(message, granted(message), claimed_at=claimed_at)
+        """`lease` is how long the claim was given for, if that is known."""
+        super().__init__(
+            message, granted(message) if lease is None else lease, claimed_at=claimed_at
+        )
         self.holder = holder
         self.database = database
         self.claimed_at = claimed_at
@@ -191,6 +200,8 @@ class Load:
 
     job: Job
     deliveries: list[Delivery]
+    given_at: float = 0.0
+    """When it was handed to the slots."""
     started_at: float | None = None
 
     def start(self) -> Any:

@@ -45,7 +45,8 @@ class CurrentMessage:
 
 
 _Claim = tuple[Message, str, datetime | None]
-_handled: ContextVar[_Claim | CurrentMessage | None] = ContextVar("pgqrs_handled", default=None)
+handled: ContextVar[_Claim | CurrentMessage | None] = ContextVar("pgqrs_handled", default=None)
+"""What is handled here, with the name of its task and its deadline."""
 
 
 class handling:  # noqa: N801 (to its callers it is a function)
@@ -53,22 +54,22 @@ class handling:  # noqa: N801 (to its callers it is a function)
 
     __slots__ = ("_handled", "_token")
 
-    def __init__(self, handled: _Claim | CurrentMessage) -> None:
-        self._handled = handled
+    def __init__(self, message: _Claim | CurrentMessage) -> None:
+        self._handled = message
         self._token: Token[_Claim | CurrentMessage | None] | None = None
 
     def __enter__(self) -> None:
-        self._token = _handled.set(self._handled)
+        self._token = handled.set(self._handled)
 
     def __exit__(self, *_: object) -> None:
         if self._token is not None:
-            _handled.reset(self._token)
+            handled.reset(self._token)
 
 
 def current_message() -> CurrentMessage | None:
     """The message of the task that runs here: its id, attempt, headers and deadline. None outside of a
     task.
     """
-    handled = _handled.get()
+    here = handled.get()
     # Made only where somebody asks: most tasks do not.
-    return CurrentMessage.of(*handled) if isinstance(handled, tuple) else handled
+    return CurrentMessage.of(*here) if isinstance(here, tuple) else here

@@ -52,8 +52,9 @@ class Settled:
 
 
 Outcome = Done | Failed | GivenBack | Settled
+OUTCOMES = (Done, Failed, GivenBack, Settled)
 
 
 def as_outcome(returned: Any) -> Outcome:
     """What a handler returned, as an outcome."""
-    return returned if isinstance(returned, Outcome) else Done(returned)
+    return returned if isinstance(returned, OUTCOMES) else Done(returned)

@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from contextvars import copy_context
-from queue import Empty, SimpleQueue
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from pgqrs.errors import HandlerTimedOut
 from pgqrs.handlers import Load
@@ -28,6 +28,7 @@ from pgqrs.outcomes import GivenBack, Outcome
 from pgqrs.stores.daemon_threads import DaemonThreads
 
 logger = logging.getLogger("pgqrs.worker")
+T = TypeVar("T")
 Report = Callable[[Load, list[Outcome]], None]
 SLICE = 0.001
 """Seconds after which handlers that never wait let the rest of the event loop have a turn."""
@@ -39,50 +40,79 @@ class ThreadSlots:
     """Threads, started as they are needed.
 
     They are daemons: a handler that never returns must not keep the process from ending.
+
+    Handing a message to another thread costs more than a short handler: a lock, a wake-up, a turn of
+    the interpreter. So threads take loads from one deque, which needs no lock, and go on as long as
+    there are any. A thread that finds none sleeps. One that takes a load and leaves others sees to it
+    that another thread is awake, whatever its own load will do: that one has its turn as soon as the
+    load waits for something, and then wakes the next. If loads are short, it finds nothing left. The
+    rows `worker` and `worker-tasks` of the benchmarks notice the loss of this.
     """
 
     def __init__(self, concurrency: int, report: Report, hooks: Hooks) -> None:
         self._concurrency = concurrency
         self._report = report
         self._hooks = hooks
-        self._inbox: SimpleQueue[Load | None] = SimpleQueue()
+        self._inbox: deque[Load] = deque()
+        self._sleeping: deque[threading.Lock] = deque()
+        """For each thread that sleeps, the lock that it waits for."""
+        self._is_waking = False
+        """True if a thread was woken, and has not looked for a load yet."""
         self._threads: set[threading.Thread] = set()
-        self._at_work: dict[Load, threading.Thread] = {}
+        self._timed: dict[Load, threading.Thread] = {}
+        """What runs and has a time limit."""
         self._starting = threading.Lock()
-        self._idle = 0
 
     def start(self, loads: Iterable[Load]) -> None:
         """Run these as soon as there is a thread for them."""
-        for load in loads:
-            self._inbox.put(load)
-            if len(self._threads) < self._concurrency and self._inbox.qsize() > self._idle:
-                self._start_thread()
+        self._inbox.extend(loads)
+        room = self._concurrency - len(self._threads)
+        for _ in range(min(room, len(self._inbox) - len(self._sleeping))):
+            self._start_thread()
+        if self._inbox:
+            self._wake_one()
 
     def _start_thread(self) -> None:
         with self._starting:
             if len(self._threads) < self._concurrency:
-                thread = threading.Thread(target=self._work, name="pgqrs-handler", daemon=True)
+                thread = threading.Thread(
+                    target=self._work,
+                    args=(self._inbox, self._sleeping),
+                    name="pgqrs-handler",
+                    daemon=True,
+                )
                 self._threads.add(thread)
-                thread.start()
+                try:
+                    thread.start()
+                except BaseException:
+                    self._threads.discard(thread)
+                    raise
+
+    def _wake_one(self) -> None:
+        if not self._is_waking:
+            try:
+                awaited = self._sleeping.pop()
+            except IndexError:  # all are awake
+                return
+            self._is_waking = True
+            awaited.release()
 
     def abandon(self, load: Load) -> None:
         """Nobody waits for this any more: its thread, which cannot be ended, has no slot from now on."""
         with self._starting:
-            thread = self._at_work.pop(load, None)
+            thread = self._timed.pop(load, None)
             if thread is not None:
                 self._threads.discard(thread)
-        if thread is not None and not self._inbox.empty():
+        if thread is not None and self._inbox:
             self._start_thread()
+
+    def oldest(self) -> float | None:
+        """When the first of those was handed in that have not started; None if all have."""
+        return _oldest(self._inbox)
 
     def take_back(self) -> list[Load]:
         """Those that have not started."""
-        taken: list[Load] = []
-        with suppress(Empty):
-            while True:
-                load = self._inbox.get_nowait()
-                if load is not None:
-                    taken.append(load)
-        return taken
+        return _take_all(self._inbox)
 
     def cancel(self) -> None:
         """A thread cannot be interrupted; whoever asks has ended the deliveries already."""
@@ -90,27 +120,68 @@ class ThreadSlots:
     def close(self) -> None:
         """Threads end when they are done with what they do."""
         with self._starting:
-            inbox, self._inbox = self._inbox, SimpleQueue()
-            for _ in self._threads:
-                inbox.put(None)
+            sleeping = self._sleeping
+            self._inbox, self._sleeping = deque(), deque()
             self._threads.clear()
-            self._at_work.clear()
+            self._timed.clear()
+        for awaited in _take_all(sleeping):
+            awaited.release()
 
-    def _work(self) -> None:
-        thread, inbox = threading.current_thread(), self._inbox
-        while True:
-            self._idle += 1  # a hint: whether another thread is worth starting
-            load = inbox.get()
-            self._idle -= 1
-            if load is None:
-                return
-            self._at_work[load] = thread
+    # In the threads
+
+    def _work(self, inbox: deque[Load], sleeping: deque[threading.Lock]) -> None:
+        awaited = threading.Lock()
+        awaited.acquire()
+        while self._inbox is inbox:  # else the worker has left
+            try:
+                load = inbox.popleft()
+            except IndexError:
+                self._sleep(inbox, sleeping, awaited)
+                continue
+            if inbox:
+                self._wake_one()
+            if load.job.timeout is not None:
+                self._timed[load] = threading.current_thread()
             self._hooks.before(load)
             outcomes = _run(load)
             self._hooks.after(load, outcomes)
             self._report(load, outcomes)
-            if self._at_work.pop(load, None) is None:
+            if load.job.timeout is not None and self._timed.pop(load, None) is None:
                 return  # it was abandoned, or the worker has left
+
+    def _sleep(
+        self, inbox: deque[Load], sleeping: deque[threading.Lock], awaited: threading.Lock
+    ) -> None:
+        """Until there may be a load. One that comes from now on wakes this thread; one that came just
+        before is seen here, and so is the end.
+        """
+        sleeping.append(awaited)
+        if inbox or self._inbox is not inbox:
+            try:
+                sleeping.remove(awaited)
+            except ValueError:
+                pass  # it was woken just now
+            else:
+                return
+        awaited.acquire()
+        self._is_waking = False
+
+
+def _oldest(inbox: deque[Load]) -> float | None:
+    """Since when the first of them waits; None if there is none."""
+    try:
+        return inbox[0].given_at
+    except IndexError:
+        return None
+
+
+def _take_all(found: deque[T]) -> list[T]:
+    """What is in it, while others may take from it too."""
+    taken: list[T] = []
+    with suppress(IndexError):
+        while True:
+            taken.append(found.popleft())
+    return taken
 
 
 def _run(load: Load) -> list[Outcome]:
@@ -125,7 +196,9 @@ class LoopSlots:
 
     A task handles one load after the other, since making a task costs more than a short handler. It
     is used again only as long as it is as good as new: not after it was cancelled, nor with what a
-    handler left in its context variables.
+    handler left in its context variables. One that takes a load and leaves others sees to it that
+    another task is about to begin, as threads do. The row `worker-async` of the benchmarks notices the
+    loss of this.
     """
 
     def __init__(self, concurrency: int, report: Report, hooks: Hooks) -> None:
@@ -138,6 +211,8 @@ class LoopSlots:
         self._closing = threading.Event()
         self._inbox: deque[Load] = deque()
         self._running: dict[asyncio.Task[None], Load | None] = {}
+        self._fresh: asyncio.Task[None] | None = None
+        """One that has not begun."""
         self._told: set[asyncio.Task[None]] = set()
         """Those that were cancelled here."""
 
@@ -151,13 +226,13 @@ class LoopSlots:
         if self._inbox:
             self._call(self._fill)
 
+    def oldest(self) -> float | None:
+        """When the first of those was handed in that have not started; None if all have."""
+        return _oldest(self._inbox)
+
     def take_back(self) -> list[Load]:
         """Those that have not started."""
-        taken: list[Load] = []
-        with suppress(IndexError):
-            while True:
-                taken.append(self._inbox.popleft())
-        return taken
+        return _take_all(self._inbox)
 
     def cancel(self) -> None:
         """Cancel those that run."""
@@ -180,7 +255,7 @@ class LoopSlots:
             if self._thread.is_alive():
                 logger.error("the event loop is blocked, and is left behind: %s", self._names())
             self._running, self._told = {}, set()
-        self._thread = self._loop = self._owner = None
+        self._thread = self._loop = self._owner = self._fresh = None
 
     def _names(self) -> str:
         return ", ".join({load.job.name for load in self._running.copy().values() if load})
@@ -200,12 +275,15 @@ class LoopSlots:
     # In the loop
 
     def _fill(self) -> None:
-        for _ in range(min(len(self._inbox), self._concurrency - len(self._running))):
-            task = asyncio.get_running_loop().create_task(self._work())
+        """Let another task begin, if there is something to do for it."""
+        if self._inbox and self._fresh is None and len(self._running) < self._concurrency:
+            self._fresh = task = asyncio.get_running_loop().create_task(self._work())
             self._running[task] = None
             task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
+        if self._fresh is task:  # it was cancelled before it had begun
+            self._fresh = None
         self._running.pop(task, None)
         self._told.discard(task)
         self._fill()
@@ -223,6 +301,7 @@ class LoopSlots:
     async def _work(self) -> None:
         task, clean = asyncio.current_task(), copy_context()
         assert task is not None
+        self._fresh = None
         began = time.monotonic()
         while not task.cancelling() and copy_context() == clean:
             try:
@@ -230,6 +309,8 @@ class LoopSlots:
             except IndexError:  # all done, or taken back
                 return
             self._running[task] = load
+            if self._inbox:
+                self._fill()
             task.set_name(load.job.name)
             await self._handle(load, task)
             if time.monotonic() - began > SLICE:
@@ -237,8 +318,9 @@ class LoopSlots:
                 began = time.monotonic()
 
     async def _handle(self, load: Load, task: asyncio.Task[None]) -> None:
+        lose = partial(self._lose, task, load)
         for delivery in load.deliveries:
-            delivery.when_lost(lambda: self._lose(task, load))
+            delivery.when_lost(lose)
         self._hooks.before(load)
         try:
             if load.job.timeout is None:

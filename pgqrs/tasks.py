@@ -30,13 +30,13 @@ from pgqrs.codecs import (
     pickled,
     unpickled,
 )
-from pgqrs.current import outside, run_here, store_for, store_of_call, store_on
+from pgqrs.current import StoreOfCall, outside, run_here, store_for, store_of_call, store_on
 from pgqrs.errors import CodecRefused, InvalidArgument, InvalidPayload
 from pgqrs.handlers import Delivery, Job, is_coroutine_function
 from pgqrs.handles import AsyncHandle, Handle, Reach
-from pgqrs.handling import handling
+from pgqrs.handling import handled, handling
 from pgqrs.intercepting import interceptor
-from pgqrs.outcomes import Done, Failed, Outcome
+from pgqrs.outcomes import OUTCOMES, Done, Failed, Outcome
 from pgqrs.processes import Processes
 from pgqrs.producer import NewMessages, Producer
 from pgqrs.queue_making import with_queue
@@ -508,6 +508,8 @@ class TaskRoute:
         self._codecs = {None, *map(known, codecs)}
         self._processes = processes
         self._jobs: dict[str, Job] = {}
+        self._stores: tuple[Database, StoreOfCall] | None = None
+        """The database of the last message, and the stores on it."""
         self._unknown = Unknown()
         self._left_to_others = Job(name="unknown task", run=self._leave_to_others)
 
@@ -532,27 +534,36 @@ class TaskRoute:
             return _declared.get(name) if is_open else None
         return self.tasks.get(name) if is_open or (name, queue) in self._queues else None
 
+    def _store_on(self, database: Database) -> StoreOfCall:
+        if self._stores is None or self._stores[0] is not database:
+            self._stores = database, store_on(database)
+        return self._stores[1]
+
     def _leave_to_others(self, delivery: Delivery) -> Outcome:
         return self._unknown.outcome(delivery.message, "task", delivery.message.payload["task"])
 
     def _job(self, wanted: Task[Any, Any]) -> Job:
         def run(delivery: Delivery) -> Outcome:
-            token = store_of_call.set(store_on(delivery.database))
+            message, store = delivery.message, self._store_on(delivery.database)
+            of_call = store_of_call.set(store)
+            here = handled.set((message, wanted.name, _deadline(wanted, delivery)))
             try:
-                call = wanted.decode(delivery.message)
-                with handling((delivery.message, wanted.name, _deadline(wanted, delivery))):
-                    return as_kept(wanted, wanted.function(*call.args, **call.kwargs))
+                call = wanted.decode(message)
+                return as_kept(wanted, wanted.function(*call.args, **call.kwargs))
             finally:
-                store_of_call.reset(token)
+                handled.reset(here)
+                store_of_call.reset(of_call)
 
         async def run_async(delivery: Delivery) -> Outcome:
-            token = store_of_call.set(store_on(delivery.database))
+            message, store = delivery.message, self._store_on(delivery.database)
+            of_call = store_of_call.set(store)
+            here = handled.set((message, wanted.name, _deadline(wanted, delivery)))
             try:
-                call = wanted.decode(delivery.message)
-                with handling((delivery.message, wanted.name, _deadline(wanted, delivery))):
-                    return as_kept(wanted, await wanted.function(*call.args, **call.kwargs))
+                call = wanted.decode(message)
+                return as_kept(wanted, await wanted.function(*call.args, **call.kwargs))
             finally:
-                store_of_call.reset(token)
+                handled.reset(here)
+                store_of_call.reset(of_call)
 
         def run_elsewhere(delivery: Delivery) -> Outcome:
             if self._processes is None:
@@ -603,7 +614,7 @@ def _deadline(wanted: Task[Any, Any], delivery: Delivery | None = None) -> datet
 
 def as_kept(wanted: Task[Any, Any], value: Any) -> Outcome:
     """What a task returned as it is kept; a failure if it cannot be."""
-    if isinstance(value, Outcome):
+    if isinstance(value, OUTCOMES):
         return value
     try:
         return Done(wanted.encode_result(value))

@@ -60,7 +60,7 @@ from pgqrs.errors import (
 from pgqrs.handlers import Delivery, Handler, Job, Load, Route
 from pgqrs.hooks import Hook, Hooks
 from pgqrs.isolation import Isolation
-from pgqrs.keeper import Keeper
+from pgqrs.keeper import Keeper, grants
 from pgqrs.leaving import Leaving, Running
 from pgqrs.outcomes import Failed, GivenBack, Outcome
 from pgqrs.presence import Presence
@@ -81,9 +81,13 @@ HORIZON = 0.1
 PREFETCH = 200
 LINGER = 0.01
 """Seconds that an outcome may wait for others, under load."""
+SHORT = 0.002
+"""Seconds: about as long as it takes to store outcomes and to claim."""
 SETTLE = 0.002
 """Seconds after a claim that found less than it asked for. Quick handlers end meanwhile, and storing
 their outcomes comes before looking again, which most probably finds nothing."""
+LATE = 1.0
+"""Seconds for which a message that was claimed ahead may wait for a slot; then others may have it."""
 GRACE = 30.0
 MAX_CONCURRENCY = 10_000
 LONGEST_PAUSE = 5.0
@@ -178,6 +182,11 @@ class Worker:
             Duty("showing long steps", self._pass_second),
         )
         self._average: float | None = None
+        self._ahead = self._prefetch
+        """How many messages may be claimed ahead now."""
+        self._waited: float | None = None
+        """For how long the message that ended last had waited for a slot."""
+        self._lingers = False
         self._leaving = Leaving(self._grace)
         self._broken: ProcessBroken | None = None
         self._troubles = 0
@@ -269,21 +278,33 @@ class Worker:
                 continue
             if until_empty and self._is_idle():
                 return
-            self._bell.wait(self._pause())
             self._linger()
+            self._bell.wait(self._pause())
 
     def _linger(self) -> None:
         """While slots have enough to do, let more of them end: storing many at once costs what storing
-        one does.
+        one does. Handlers that end meanwhile do not ring until that is so: waking this loop costs more
+        than a short handler (the rows `worker` of the benchmarks).
         """
         deadline = time.monotonic() + LINGER
-        while (
-            len(self._aboard) > self._capacity
-            and len(self._endings) < self._prefetch // 2
-            and time.monotonic() < deadline
-            and not self._stopping
-        ):
-            time.sleep(LINGER / 20)
+        self._lingers = True
+        while not self._is_wanted() and not self._stopping:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            self._bell.wait(left)
+        self._lingers = False
+
+    def _is_wanted(self) -> bool:
+        """True if this loop should store outcomes and claim now: slots will soon have nothing to do, or
+        there are many outcomes, and slots are busy for as long as storing them takes. If handlers are
+        so quick that they are done before that, larger batches are worth more.
+        """
+        aboard = len(self._aboard)
+        if aboard <= self._capacity:
+            return True
+        many = len(self._endings) >= self._ahead // 2
+        return many and aboard * (self._average or 0.0) > self._concurrency * SHORT
 
     def _create_queues(self) -> None:
         admin = Admin(self._database)
@@ -307,7 +328,9 @@ class Worker:
     def _round(self) -> bool:
         """End and claim. Whether that went well."""
         try:
+            self._give_back_late()
             self._endings.flush()
+            self._keep_pace()
             if self._troubles:
                 self._keeper.renew(everything=True)
             self._claim()
@@ -355,34 +378,66 @@ class Worker:
                 return
         self._sources.append(self._sources.pop(0))
 
+    def _give_back_late(self) -> None:
+        """Give back what was claimed ahead if handlers turn out to be slow: others may be idle."""
+        for slots in (self._threads, self._tasks):
+            oldest = slots.oldest()
+            if oldest is not None and time.monotonic() - oldest > LATE:
+                self._give_back(slots.take_back())
+                for source in self._sources:
+                    source.rung = True  # it may be the only worker
+
+    def _give_back(self, loads: Iterable[Load]) -> None:
+        for load in loads:
+            self._report(load, [GivenBack()] * len(load.deliveries))
+
+    def _late_in(self) -> float:
+        """Seconds until something that was claimed ahead has waited for too long."""
+        waiting = [slots.oldest() for slots in (self._threads, self._tasks)]
+        oldest = min((since for since in waiting if since is not None), default=None)
+        return SELDOM if oldest is None else max(0.0, oldest + LATE - time.monotonic())
+
+    def _keep_pace(self) -> None:
+        """Claim fewer ahead if a message had to wait for longer than the horizon before it was begun,
+        whatever the reason: handlers may be quick, and the machine busy.
+        """
+        waited, self._waited = self._waited, None
+        if waited is None:
+            return
+        if waited > HORIZON:
+            self._ahead = max(1, int(self._ahead * HORIZON / waited))
+        elif waited < HORIZON / 2:
+            self._ahead = min(self._prefetch, 2 * self._ahead)
+
     def _room(self) -> int:
         """How many more messages may come aboard."""
         ahead = 0
         if self._average is not None:
             soon = self._concurrency * HORIZON / max(self._average, 1e-6)
-            ahead = min(self._prefetch, int(soon))
+            ahead = min(self._ahead, int(soon))
         aboard = len(self._aboard)
         return self._isolation.room(self._capacity + ahead - aboard, aboard)
 
     def _is_idle(self) -> bool:
         now = time.monotonic()
         asleep = all(source.sleeps_at(now) for source in self._sources)
-        return asleep and not self._aboard and not self._endings
+        return asleep and not self._aboard and self._endings.is_done
 
     def _pause(self) -> float:
         if self._endings or self._stopping:
             return 0.0
+        again_in = min(self._late_in(), self._endings.again_in)
         if self._room() <= 0:
-            return SELDOM  # a handler that is done rings
+            return again_in  # a handler that is done rings
         now = time.monotonic()
-        return min(
-            source.look_at - now if source.sleeps_at(now) else 0.0 for source in self._sources
-        )
+        looks = [source.look_at - now if source.sleeps_at(now) else 0.0 for source in self._sources]
+        return min(again_in, *looks)
 
     def _start(self, messages: list[Message], claimed_at: float) -> None:
+        holder, database = self._holder, self._database
         deliveries = [
-            Delivery(message, holder=self._holder, database=self._database, claimed_at=claimed_at)
-            for message in messages
+            Delivery(message, holder=holder, database=database, claimed_at=claimed_at, lease=lease)
+            for message, lease in zip(messages, grants(messages), strict=True)
         ]
         self._aboard.update(deliveries)
         self._keeper.keep(deliveries)
@@ -397,18 +452,19 @@ class Worker:
         self._tasks.start(coroutines)
 
     def _loads(self, deliveries: Iterable[Delivery]) -> Iterator[Load]:
+        now = time.monotonic()
         batches: dict[Job, list[Delivery]] = {}
         for delivery in deliveries:
             job = self._job_for(delivery.message)
             if job.batch == 1:
-                yield Load(job, [delivery])
+                yield Load(job, [delivery], now)
                 continue
             batch = batches.setdefault(job, [])
             batch.append(delivery)
             if len(batch) == job.batch:
-                yield Load(job, batches.pop(job))
+                yield Load(job, batches.pop(job), now)
         for job, batch in batches.items():
-            yield Load(job, batch)
+            yield Load(job, batch, now)
 
     def _is_suspect(self, message: Message) -> bool:
         """True if its handling may have killed workers."""
@@ -440,10 +496,12 @@ class Worker:
                 self._break(outcome.error)
         self._aboard.difference_update(load.deliveries)
         self._timed.discard(load)
-        if ran is not None:
+        if load.started_at is not None and ran is not None:
+            self._waited = load.started_at - load.given_at
             took = ran / len(load.deliveries)
             self._average = took if self._average is None else 0.9 * self._average + 0.1 * took
-        self._bell.ring()
+        if not self._lingers or self._is_wanted():
+            self._bell.ring()
 
     def _break(self, error: ProcessBroken) -> None:
         """Whatever comes next would fail here as well: leave it to other processes."""
@@ -503,8 +561,7 @@ class Worker:
 
     def _wind_down(self) -> None:
         """Give back what was not begun, wait for the rest, and give back what is not done in time."""
-        for load in self._threads.take_back() + self._tasks.take_back():
-            self._report(load, [GivenBack()] * len(load.deliveries))
+        self._give_back(self._threads.take_back() + self._tasks.take_back())
         self._leaving.say()
         while self._aboard and self._leaving.left > 0:
             self._flush_if_possible()
@@ -520,10 +577,10 @@ class Worker:
 
     def _flush_if_possible(self) -> bool:
         try:
-            self._endings.flush()
+            self._endings.flush(everything=True)
         except Exception as exc:
             logger.error("outcomes cannot be stored now: %s", exc)
-        return not self._endings
+        return self._endings.is_done
 
     # Signals, and a thread of its own
 

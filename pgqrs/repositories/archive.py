@@ -94,11 +94,12 @@ def ack(
     now: datetime | None,
     results: Mapping[int, str] | None = None,
     channel: str | None = None,
+    skip_locked: bool = False,
 ) -> set[int]:
     """Archive held messages as completed, with their results; returns the ids that are.
 
     Safe to repeat: a message that this very claim completed before counts as completed. For `channel`
-    see `dequeue.finish`.
+    and `skip_locked` see `dequeue.finish`.
     """
     done = dequeue.finish(
         connection,
@@ -108,6 +109,7 @@ def ack(
         now=now,
         results=results,
         channel=channel,
+        skip_locked=skip_locked,
     )
     if len(done) < len(holds.tokens):
         missing = _some(holds, holds.tokens.keys() - done)

@@ -22,7 +22,7 @@ a time, and does the same in steps.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -415,13 +415,38 @@ class _PostgresFinish:
         return {row[0] for row in chosen.rows(connection, bound)}
 
 
-_POSTGRES_FINISH = _PostgresFinish(*_FENCE_BY_INDEX)
-_POSTGRES_FINISH_WITH_RESULTS = _PostgresFinish(
-    *_FENCE_WITH_RESULTS,
-    _is_one_of(select(held_with_results("held_ids").c.id)),
-    result=_HELD_WITH_RESULTS.c.result,
+_free = messages.alias("free")
+
+
+def _unlocked(condition: ColumnElement[bool]) -> Select[Any]:
+    """The ids of those messages that nobody has locked; they are locked then."""
+    return select(_free.c.id).where(condition).with_for_update(skip_locked=True)
+
+
+def _unlocked_among(ids: Select[Any]) -> ColumnElement[bool]:
+    return _is_one_of(_unlocked(_free.c.id == func.any(func.array(ids.scalar_subquery()))))
+
+
+class _PostgresFinishes:
+    """The statements that end one message, many, and many with results."""
+
+    def __init__(
+        self, among: Callable[[Select[Any]], ColumnElement[bool]], *one: ColumnElement[bool]
+    ) -> None:
+        """`among` chooses by ids those that are to be ended; `one` are its conditions for one."""
+        self.one = _PostgresFinish(*FENCE_ONE, *one, result=_RESULT_OF_ONE)
+        self.many = _PostgresFinish(*FENCE, among(select(_HELD_IDS.c.id)))
+        self.many_with_results = _PostgresFinish(
+            *_FENCE_WITH_RESULTS,
+            among(select(held_with_results("held_ids").c.id)),
+            result=_HELD_WITH_RESULTS.c.result,
+        )
+
+
+_POSTGRES_FINISH = _PostgresFinishes(_is_one_of)
+_POSTGRES_FINISH_UNLOCKED = _PostgresFinishes(
+    _unlocked_among, _is_one_of(_unlocked(_free.c.id == bindparam("held_id", type_=BigId)))
 )
-_POSTGRES_FINISH_ONE = _PostgresFinish(*FENCE_ONE, result=_RESULT_OF_ONE)
 
 
 def _claim_postgres(
@@ -473,12 +498,15 @@ def _finish_postgres(
     holds: Holds,
     results: Mapping[int, str] | None,
     bound: dict[str, Any],
+    *,
+    skip_locked: bool,
 ) -> set[int]:
+    finish = _POSTGRES_FINISH_UNLOCKED if skip_locked else _POSTGRES_FINISH
     if len(holds.tokens) == 1:
-        return _POSTGRES_FINISH_ONE.run(connection, bound | _only(holds, results))
+        return finish.one.run(connection, bound | _only(holds, results))
     if results is None:
-        return _POSTGRES_FINISH.run(connection, bound | held_by(holds))
-    return _POSTGRES_FINISH_WITH_RESULTS.run(connection, bound | held_with(holds, results))
+        return finish.many.run(connection, bound | held_by(holds))
+    return finish.many_with_results.run(connection, bound | held_with(holds, results))
 
 
 def _only(holds: Holds, results: Mapping[int, str] | None) -> dict[str, Any]:
@@ -647,6 +675,8 @@ def _finish_sqlite(
     holds: Holds,
     results: Mapping[int, str] | None,
     bound: dict[str, Any],
+    *,
+    skip_locked: bool,
 ) -> set[int]:
     if len(holds.tokens) == 1:
         bound = bound | _only(holds, results)
@@ -683,14 +713,16 @@ def finish(
     now: datetime | None,
     results: Mapping[int, str] | None = None,
     channel: str | None = None,
+    skip_locked: bool = False,
 ) -> set[int]:
-    """Move held messages to the archive. Returns the ids of those that were really held.
+    """Move held messages to the archive. Returns the ids of those that were really held; with
+    `skip_locked`, without those whose row another transaction has locked (PostgreSQL).
 
     `results` are JSON texts by the id of their message. On the `channel` processes that wait for results
     are told, where that is needed (PostgreSQL).
     """
-    bound = {"reason": reason, "error": error, "channel": channel}
-    done = _finish(connection, holds, results, bound | at(now=(now, 0.0)))
+    bound = {"reason": reason, "error": error, "channel": channel} | at(now=(now, 0.0))
+    done = _finish(connection, holds, results, bound, skip_locked=skip_locked)
     if reason is ArchiveReason.FAILED:
         workflows.end_lost(connection, list(done), error=error, now=now)
     return done

@@ -1,4 +1,4 @@
-"""A row of a message that somebody has locked holds up the renewal of no other lease."""
+"""A row of a message that somebody has locked holds up neither renewal nor end of any other."""
 
 from __future__ import annotations
 
@@ -94,6 +94,41 @@ def test_a_locked_message_is_renewed_when_it_is_free_again(
             buffer.ack(message)
         assert store.admin().get_archived(id).read_ct == 1
     assert caplog.text.count("locked by another transaction") == 1
+
+
+@pytest.mark.parametrize("result", [None, "kept"])
+@pytest.mark.parametrize("others", [0, 3])
+@pytest.mark.parametrize("face", ["sync", "async"])
+def test_a_locked_message_does_not_keep_others_from_ending(
+    postgres_database: str, face: str, others: int, result: str | None
+) -> None:
+    """It is handled with others, or alone, before those that come later."""
+    begun, go_on = threading.Barrier(2 + others, timeout=LONG), threading.Event()
+
+    def handle(message: pgqrs.Message) -> str | None:
+        if message.payload != "late":
+            begun.wait()
+            go_on.wait(LONG)
+        return result
+
+    def completed(store: Any) -> int:
+        return int(store.admin().queue_stats("tasks").archived["completed"])
+
+    with opened(postgres_database, face) as store:
+        producer = store.producer("tasks")
+        locked, *_ = producer.enqueue_many(range(1 + others))
+        with worker(store, handlers={"tasks": handle}, lease=LONG):
+            begun.wait()
+            with locking(postgres_database, locked):
+                go_on.set()
+                until(lambda: completed(store) == others)
+                late = producer.enqueue("late")
+                until(lambda: completed(store) == others + 1)
+                assert store.admin().get_message(locked).read_ct == 1
+            until(lambda: completed(store) == others + 2)
+        for id in (locked, late):
+            ended = store.admin().get_archived(id)
+            assert (ended.read_ct, ended.result) == (1, result)
 
 
 def is_renewed(store: Any, id: int, *, since: datetime) -> bool:

@@ -22,12 +22,12 @@ LONG = 100
 told: ContextVar[str] = ContextVar("told", default="nothing")
 
 
-def load_of(call: Any) -> Load:
+def load_of(call: Any, timeout: float | None = None) -> Load:
     now = datetime.now(UTC)
     message: Any = SimpleNamespace(id=1, vt=now, dequeued_at=now)
     nobody: Any = None
     delivery = Delivery(message, holder=nobody, database=nobody, claimed_at=0.0)
-    return Load(Handler(call).job(), [delivery])
+    return Load(Handler(call, timeout=timeout).job(), [delivery])
 
 
 async def outcomes_of(
@@ -230,10 +230,116 @@ def test_a_thread_whose_handler_hangs_beyond_its_time_limit_gives_up_its_slot() 
             done.set()
 
     slots = ThreadSlots(1, report, Hooks([]))
-    hanging = load_of(hang)
+    hanging = load_of(hang, timeout=LONG)
     slots.start([hanging, load_of(lambda message: "fine")])
     assert hangs.wait(LONG)
     slots.abandon(hanging)
     assert done.wait(LONG)
     slots.close()
     go_on.set()
+
+
+class Threads:
+    """Thread slots, and what came of loads."""
+
+    def __init__(self, concurrency: int) -> None:
+        self.ended: list[Outcome] = []
+        self._changed = threading.Condition()
+        self.slots = ThreadSlots(concurrency, self._report, Hooks([]))
+
+    def _report(self, load: Load, outcomes: list[Outcome]) -> None:
+        with self._changed:
+            self.ended += outcomes
+            self._changed.notify_all()
+
+    def run(self, *calls: Any) -> list[Outcome]:
+        """Run these, and wait until all have ended."""
+        wanted = len(self.ended) + len(calls)
+        self.slots.start([load_of(call) for call in calls])
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.ended) >= wanted, LONG)
+        return self.ended[-len(calls) :]
+
+
+def test_as_many_loads_run_at_a_time_as_there_are_slots_and_no_more() -> None:
+    """Those of a barrier end only together; the counts of the others say how many ran."""
+    together, counting = threading.Barrier(4), threading.Lock()
+    running: list[int] = []
+    most: list[int] = []
+
+    def meet(message: Any) -> None:
+        together.wait(LONG)
+
+    def count(message: Any) -> None:
+        with counting:
+            running.append(1)
+            most.append(len(running))
+        time.sleep(0.001)
+        with counting:
+            running.pop()
+
+    threads = Threads(4)
+    for _ in range(3):  # with new threads, and with threads that sleep
+        assert threads.run(*[meet] * 8) == [Done(None)] * 8
+        assert threads.run(*[count] * 40) == [Done(None)] * 40
+    assert max(most) <= 4
+    threads.slots.close()
+
+
+def test_a_load_that_blocks_keeps_none_behind_it_waiting() -> None:
+    go_on = threading.Event()
+
+    def block(message: Any) -> str:
+        assert go_on.wait(LONG)
+        return "blocked"
+
+    def release(message: Any) -> None:
+        go_on.set()
+
+    threads = Threads(2)
+    for _ in range(20):
+        go_on.clear()
+        assert Done("blocked") in threads.run(block, *[lambda message: None] * 5, release)
+    threads.slots.close()
+
+
+def test_a_thread_that_sleeps_hears_of_every_load() -> None:
+    threads = Threads(3)
+    for n in range(300):
+        assert threads.run(lambda message, n=n: n) == [Done(n)]
+    threads.slots.close()
+
+
+def test_threads_end_when_their_slots_are_closed() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait(message: Any) -> None:
+        begun.set()
+        go_on.wait(LONG)
+
+    threads = Threads(3)
+    threads.run(*[lambda message: None] * 10)
+    threads.slots.start([load_of(wait)])
+    assert begun.wait(LONG)
+    running = list(threads.slots._threads)
+    threads.slots.close()
+    go_on.set()
+    for thread in running:
+        thread.join(LONG)
+        assert not thread.is_alive()
+
+
+def test_loads_that_have_not_started_can_be_taken_back() -> None:
+    go_on = threading.Event()
+    threads = Threads(1)
+    first, *others = [load_of(lambda message: go_on.wait(LONG)) for _ in range(4)]
+    threads.slots.start([first])
+    while first.started_at is None:
+        time.sleep(0.001)
+    assert threads.slots.oldest() is None
+    threads.slots.start(others)
+    assert threads.slots.oldest() == others[0].given_at
+    assert threads.slots.take_back() == others
+    assert threads.slots.take_back() == []
+    go_on.set()
+    threads.slots.close()

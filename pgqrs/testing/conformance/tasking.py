@@ -314,6 +314,15 @@ def test_waiting_has_an_end(store: Any, admin: Any) -> None:
         handle.status()
 
 
+def test_a_result_that_is_there_needs_no_waiting(store: Any) -> None:
+    done, failed = enqueue(add, store, 1), enqueue(fail, store, "not there")
+    run(store)
+    assert done.result(0) == 2
+    assert done.result(timeout=timedelta(seconds=0)) == 2
+    with pytest.raises(TaskFailed, match="not there"):
+        failed.result(0)
+
+
 def test_who_waits_for_a_result_hears_of_it(
     real_time: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from pgqrs import (
+    ArchiveReason,
     Done,
     Failed,
     GivenBack,
@@ -455,3 +456,46 @@ def test_a_worker_can_run_again(store: Any, admin: Any, producer: Any) -> None:
         producer.enqueue("work")
         again.run(until_empty=True)
     assert len(handled) == 3
+
+
+def test_what_was_claimed_ahead_is_given_back_if_its_slot_is_long_in_coming(
+    store: Any, admin: Any, producer: Any, rival: Any
+) -> None:
+    """Handlers were quick, so the worker has claimed ahead; and then one blocks the only slot."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        if message.payload == "block":
+            begun.set()
+            assert go_on.wait(PATIENCE)
+
+    quick = producer.enqueue_many(["quick"] * 20)
+    with worker(store, handlers={QUEUE: handle}, concurrency=1, grace=PATIENCE):
+        until(lambda: admin.queue_stats(QUEUE).archived[ArchiveReason.COMPLETED] == len(quick))
+        producer.enqueue_many(["block", *["other"] * 10])
+        try:
+            assert begun.wait(PATIENCE)
+            others = [until(rival.dequeue)[0] for _ in range(10)]
+        finally:
+            go_on.set()
+    assert {(message.payload, message.attempt) for message in others} == {("other", 1)}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_worker_that_gave_messages_back_has_not_worked_off_its_queue(
+    store: Any, admin: Any, producer: Any, is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqrs.worker.LATE", 0.02)
+
+    def handle(message: Message) -> None:
+        time.sleep(0.1 if message.payload == "slow" else 0)
+
+    async def handle_async(message: Message) -> None:
+        handle(message)
+
+    quick, slow = ["quick"] * 20, ["slow", "quick", "quick"]
+    producer.enqueue_many([*quick, *slow, *slow, *quick])
+    work_off(store, handle_async if is_async else handle, concurrency=1)
+    stats = admin.queue_stats(QUEUE)
+    assert (stats.ready, stats.leased) == (0, 0)
+    assert stats.archived[ArchiveReason.COMPLETED] == 2 * len(quick) + 2 * len(slow)
