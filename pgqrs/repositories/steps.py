@@ -33,9 +33,9 @@ from sqlalchemy import (
 
 from pgqrs.errors import LeaseLost
 from pgqrs.models import messages, workflow_steps, workflows
-from pgqrs.repositories.expressions import Holds, at, is_one_of, moment
+from pgqrs.repositories.expressions import Holds, at, by_own_clock, instant, is_one_of, moment
 from pgqrs.repositories.hot import Hot
-from pgqrs.repositories.messages import FENCE_ONE, held_one
+from pgqrs.repositories.messages import FENCE_ONE, FENCE_RUN, held_one
 from pgqrs.sqltypes import BigId, JsonText, Whole
 from pgqrs.types import RunStatus, StepInfo, StepStatus
 
@@ -130,30 +130,31 @@ _INSERT = Hot(
     .returning(*_TOLD)
 )
 _OVERDUE, _status_text = "overdue ", type_coerce(workflows.c.status, Text())
+_overdue = literal_column(f"'{_OVERDUE}'", Text())
 _DONE_VALUES: dict[str, Any] = {
     **{name: _FIRST_VALUES[name] for name in ("workflow_id", "step_id", "position", "digest")},
     "status": literal_column(f"'{StepStatus.COMPLETED.value}'", Text()),
     "attempts": literal_column("1", Whole),
     "output": _VALUES["output"],
-    "started_at": moment("started"),
-    "completed_at": moment("now"),
+    "started_at": instant("started", later=True),
+    "completed_at": instant(),
     "seq": _VALUES["seq"],
 }
 # Most steps return at their first attempt. With half the parameters and one look at the run, recording
-# them takes the server and the driver a quarter less (benchmarks.workflows).
+# them takes the server and the driver a quarter less (benchmarks.workflows, `run_inline`).
 _INSERT_DONE = Hot(
     insert(workflow_steps)
     .from_select(
         list(_DONE_VALUES),
         select(*_DONE_VALUES.values())
         .select_from(messages)
-        .where(*FENCE_ONE, ~exists().where(*_THIS))
+        .where(*FENCE_RUN, ~exists().where(*_THIS))
         .with_for_update(read=True, of=messages),
     )
     .returning(
         select(
             case(
-                (workflows.c.deadline_at <= moment("now"), _OVERDUE + _status_text),
+                (workflows.c.deadline_at <= instant(), _overdue + _status_text),
                 else_=_status_text,
             )
         )
@@ -221,7 +222,7 @@ def record(
     Safe to repeat: a final record stays as it is. Who lost the run's message records nothing, and
     gets `LeaseLost`.
     """
-    if not again and _returned_at_once(step):
+    if not again and _returned_at_once(step) and by_own_clock(connection, now):
         done = _INSERT_DONE.rows(connection, _bound_done(run_id, step, hold=hold, now=now))
         if done:
             return _told(done[0][0])
@@ -254,14 +255,16 @@ def _bound_done(run_id: int, step: NewStep, *, hold: Holds, now: datetime | None
         "new_digest": step.digest,
         "new_output": step.output,
         "new_seq": step.seq,
-        "now_at": now,
-        "now_in": 0.0,
-        "started_at": None if now is None else now - timedelta(seconds=step.took),
-        "started_in": -step.took,
         "held_id": held_id,
         "held_by": hold.worker_id,
         "held_token": token,
-    }
+    } | _times_done(step, now)
+
+
+def _times_done(step: NewStep, now: datetime | None) -> dict[str, Any]:
+    if now is None:
+        return {"started_in": -step.took}
+    return {"now_at": now, "started_at": now - timedelta(seconds=step.took)}
 
 
 def _told(said: str) -> Recorded:

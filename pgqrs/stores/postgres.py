@@ -382,11 +382,12 @@ class PostgresDatabase(Database):
             connection = self._kept.pop()
         except IndexError:
             return self._connect(self._single)
-        if connection.invalidated or _ended_while_idle(connection.connection.driver_connection):
+        if connection.invalidated or _ended_while_idle(connection.connection.dbapi_connection):
             connection.invalidate()
             connection.close()
             return self._connect(self._single)
-        self._stop_preparing_on(connection)
+        if not self._preparing:
+            self._stop_preparing_on(connection)
         return connection
 
     @contextmanager

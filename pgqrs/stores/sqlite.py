@@ -95,6 +95,8 @@ class SqliteDatabase(Database):
             _count_handles(self._quiet, self)
         else:
             self._engine = self._quiet = engine
+        self.in_memory = self._engine.url.database in (None, "", ":memory:")
+        """True if it is gone when it is closed."""
         self._writer: Connection | None = None
         self._leads_fork = False
         self._group_commit = GroupCommit(self._transact, patience=config.retry_for)
@@ -230,16 +232,9 @@ class SqliteDatabase(Database):
             fairy.close()
 
     def _writing_connection(self) -> Connection:
-        if self.in_memory:
-            return self._quiet.connect()
         if self._writer is None or self._writer.invalidated:
             self._writer = self._quiet.connect()
         return self._writer
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether it is gone when it is closed."""
-        return self._engine.url.database in (None, "", ":memory:")
 
     def close(self) -> None:
         self._close_writer()

@@ -26,7 +26,6 @@ from pgqrs.workflows import decide, values
 from pgqrs.workflows.context import (
     Context,
     Flow,
-    InFlight,
     Invoke,
     Park,
     _current,
@@ -72,6 +71,7 @@ class _Attempt:
     """Whether there is a record of the step already."""
     options: StepOptions
     began: float = field(default_factory=time.monotonic)
+    is_shown: bool = False
 
     def record(self, status: StepStatus, **values: Any) -> NewStep:
         return self.context.step(
@@ -129,12 +129,12 @@ def run_directly(
     kwargs: dict[str, Any],
 ) -> Any:
     """The first attempt at a plain step in a sync run, which most steps are, without a generator and
-    who answers it: that takes as long as the database does.
+    who answers it: that takes as long as the database does (benchmarks.workflows, `run_inline`).
     """
     attempt = _Attempt(context, call, 1, False, options)
     failed: BaseException | None = None
     token = _current.set(None)
-    context.in_flight[call.step_id] = InFlight(attempt.running, attempt.again, attempt.began)
+    context.in_flight[call.step_id] = attempt
     try:
         try:
             value = options.function(*args, **kwargs)
@@ -152,16 +152,17 @@ def run_directly(
     if failed is not None:
         later = context.drive(_failed(attempt, failed))
         raise Suspend(later.due)
-    step = NewStep(
-        call.step_id,
-        call.position,
-        StepStatus.COMPLETED,
-        output=text,
-        took=time.monotonic() - attempt.began,
-        seq=context.order(call),
-        digest=call.digest,
+    context.record(
+        NewStep(
+            call.step_id,
+            call.position,
+            StepStatus.COMPLETED,
+            output=text,
+            took=time.monotonic() - attempt.began,
+            seq=context.order(call),
+            digest=call.digest,
+        )
     )
-    context.check(context.write(lambda: context.journal.record(context.id, step)))
     return returned
 
 
@@ -178,7 +179,7 @@ def decode(signature: Signature, call: Call, found: Any) -> Any:
 
 def _do(attempt: _Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flow[Any]:
     options, context, step_id = attempt.options, attempt.context, attempt.call.step_id
-    context.in_flight[step_id] = InFlight(attempt.running, attempt.again, attempt.began)
+    context.in_flight[step_id] = attempt
     try:
         try:
             value = yield Invoke(options.function, args, kwargs, step_id, options.timeout)

@@ -85,19 +85,16 @@ class Journal:
 
     def record(self, run_id: int, step: NewStep, *, again: bool = False) -> Recorded:
         """Write down a step; `again` if there is a record of it that is not final."""
-        try:
-            return self._record(run_id, step, again=again)
-        except ConstraintViolated:  # at the same moment it was shown as being done
-            return self._record(run_id, step, again=True)
 
-    def _record(self, run_id: int, step: NewStep, *, again: bool) -> Recorded:
-        return self.database.write(
-            lambda c: steps.record(
-                c, run_id, step, hold=self.hold, again=again, now=self.database.now()
-            ),
-            single=True,
-            repeatable=True,
-        )
+        def work(connection: Connection) -> Recorded:
+            now = self.database.now()
+            return steps.record(connection, run_id, step, hold=self.hold, again=again, now=now)
+
+        try:
+            return self.database.write(work, single=True, repeatable=True)
+        except ConstraintViolated:  # at the same moment it was shown as being done
+            again = True
+            return self.database.write(work, single=True, repeatable=True)
 
     def show(self, run_id: int, step: NewStep, *, again: bool) -> None:
         """Let others see that an attempt at a step is being made."""
@@ -389,7 +386,7 @@ class Journal:
         to cancel meanwhile, and one whose children end with it: those are told first, so that nothing
         is left behind should this process die in between.
         """
-        ended = None if run.is_awaited else self._end(ending, tells_waiters=False)
+        ended = None if run.is_awaited else self._end_alone(ending)
         ended = ended or self._end(ending, tells_waiters=True)
         for _ in range(2):
             if ended is not None:
@@ -408,6 +405,17 @@ class Journal:
         else:
             self.database.wakeups.ring(RESULTS)
         return ended
+
+    def _end_alone(self, ending: Ending) -> Ended | None:
+        """The run ends, if that concerns no other run; None if it does."""
+        ended = None
+        if ending.status is RunStatus.COMPLETED:
+            ended = self.database.write(
+                lambda c: workflows.complete(c, self.hold, ending.output, now=self.database.now()),
+                single=True,
+                repeatable=True,
+            )
+        return ended or self._end(ending, tells_waiters=False)
 
     def _end(self, ending: Ending, *, tells_waiters: bool, **expected: bool) -> Ended | None:
         return self.database.write(
