@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Text, cast
@@ -178,7 +179,7 @@ def run(
         # Asking the cursor would have psycopg describe all columns first.
         return list(cursor.fetchall()) if returns_rows else []
     except connection.dialect.loaded_dbapi.Error as exc:
-        raise _wrapped(connection, exc, text, parameters, cursor) from exc
+        raise wrapped(connection, exc, text, parameters, cursor) from exc
     finally:
         cursor.close()
 
@@ -195,20 +196,24 @@ def commands(connection: Connection, *texts: str) -> None:
         for piece in pieces:
             cursor.execute(piece, **options)
     except connection.dialect.loaded_dbapi.Error as exc:
-        raise _wrapped(connection, exc, "; ".join(texts), {}, cursor) from exc
+        raise wrapped(connection, exc, "; ".join(texts), {}, cursor) from exc
     finally:
         cursor.close()
 
 
-def _wrapped(
-    connection: Connection, error: Any, text: str, parameters: Mapping[str, Any], cursor: Any
+def wrapped(
+    connection: Connection,
+    error: Any,
+    text: str,
+    parameters: Mapping[str, Any] = MappingProxyType({}),
+    cursor: Any = None,
 ) -> Exception:
     """SQLAlchemy's error for one of the driver's."""
     driver = connection.connection.dbapi_connection
     lost = connection.dialect.is_disconnect(error, driver, cursor)
     if lost:
         connection.invalidate(error)
-    wrapped: Exception = DBAPIError.instance(
+    named: Exception = DBAPIError.instance(
         text,
         parameters,
         error,
@@ -216,4 +221,4 @@ def _wrapped(
         connection_invalidated=lost,
         dialect=connection.dialect,
     )
-    return wrapped
+    return named

@@ -374,15 +374,12 @@ def _complete_sqlite(connection: Connection, bound: dict[str, Any]) -> list[Any]
 _complete = per_dialect(postgresql=_POSTGRES_COMPLETE.rows, sqlite=_complete_sqlite)
 
 
-def complete(
+def _complete_alone(
     connection: Connection, hold: Holds, output: str | None, *, now: datetime | None
 ) -> Ended | None:
-    """End a run that returned this, and take its message away. Returns None, and changes nothing, if
-    it is not as it is with most: see `end`, which ends the others.
-    """
-    if not by_own_clock(connection, now):
-        return None
-    bound = held_one(hold) | {"new_output": output}
+    """End a run that returned this, if that concerns no other run."""
+    bound = held_one(hold)
+    bound["new_output"] = output
     if now is not None:
         bound["now_at"] = now
     found = _complete(connection, bound)
@@ -419,6 +416,9 @@ def end(
     - it is being cancelled, which is not expected here, or the other way round;
     - it has children that are to be cancelled with it, and those were not told.
     """
+    is_alone = not (tells_waiters or is_cancelled or children_told)
+    if is_alone and ending.status is RunStatus.COMPLETED and by_own_clock(connection, now):
+        return _complete_alone(connection, hold, ending.output, now=now)
     bound = held_one(hold) | {
         "new_status": ending.status,
         "new_output": ending.output,

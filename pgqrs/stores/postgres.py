@@ -351,17 +351,14 @@ class PostgresDatabase(Database):
     def _put_back(self, connection: Connection) -> None:
         if connection.in_transaction():  # in the eyes of SQLAlchemy; this asks the server nothing
             connection.commit()
-        if not self._keep(connection):
-            connection.close()
-        elif _is_dry(self._single.pool):  # somebody waits for one
-            self._give_up()
-
-    def _keep(self, connection: Connection) -> bool:
         with self._keeping:
             kept = len(self._kept) < self._most_kept and not self.closed
             if kept:
                 self._kept.append(connection)
-            return kept
+        if not kept:
+            connection.close()
+        elif _is_dry(self._single.pool):  # somebody waits for one
+            self._give_up()
 
     def _give_up(self) -> None:
         """Let the pool have a connection that was kept."""

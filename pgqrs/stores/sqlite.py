@@ -30,7 +30,7 @@ from pgqrs.config import Config, default_url
 from pgqrs.drivers import in_sqlite_transaction
 from pgqrs.errors import InvalidConfig, NotExclusive, StoreDamaged
 from pgqrs.models import queues
-from pgqrs.repositories.hot import run
+from pgqrs.repositories.hot import run, wrapped
 from pgqrs.stores.base import Database, T, Work
 from pgqrs.stores.failures import first_line, original_of
 from pgqrs.stores.forks import abandon, watch
@@ -318,7 +318,12 @@ def _opened_by(pool: QueuePool) -> int:
 
 
 def _begin_immediate(connection: Connection) -> None:
-    run(connection, "BEGIN IMMEDIATE", {})
+    """Begin on a connection of our own; by the driver, whose cursors take longer than that."""
+    driver: Any = connection.connection.dbapi_connection
+    try:
+        driver.execute("BEGIN IMMEDIATE")
+    except sqlite3.Error as exc:
+        raise wrapped(connection, exc, "BEGIN IMMEDIATE") from exc
 
 
 def _guarded(connection: Connection, begin: Body, body: Body) -> None:

@@ -298,10 +298,11 @@ class Context:
             self.interrupted(exc)
             raise
 
-    def record(self, step: NewStep) -> None:
+    def record(self, step: NewStep, *, is_first: bool) -> None:
         """Write down a step; what `write_down` does, without a generator."""
+        record = partial(self.journal.record, self.run.id, step, is_first=is_first)
         try:
-            recorded: Recorded = self.reach(partial(self.journal.record, self.run.id, step))
+            recorded: Recorded = self.reach(record)
         except LeaseLost as exc:
             raise Lost from exc
         except Exception as exc:

@@ -161,7 +161,8 @@ def run_directly(
             took=time.monotonic() - attempt.began,
             seq=context.order(call),
             digest=call.digest,
-        )
+        ),
+        is_first=not attempt.is_shown,
     )
     return returned
 
@@ -193,7 +194,10 @@ def _do(attempt: _Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flo
     except Exception as exc:
         return (yield from _failed(attempt, exc))
     yield from write_down(
-        context, attempt.record(StepStatus.COMPLETED, output=text), again=attempt.again
+        context,
+        attempt.record(StepStatus.COMPLETED, output=text),
+        again=attempt.again,
+        is_first=not (attempt.again or attempt.is_shown),
     )
     return returned
 
@@ -254,10 +258,12 @@ def _failed(attempt: _Attempt, error: BaseException) -> Flow[_Later]:
     raise attempt.context.blame(StepFailed(step_id, kind, message), attempt.call) from error
 
 
-def write_down(context: Context, step: NewStep, *, again: bool = False) -> Flow[Recorded]:
+def write_down(
+    context: Context, step: NewStep, *, again: bool = False, is_first: bool = False
+) -> Flow[Recorded]:
     """Write down a call, and see whether the run was told to stop."""
     recorded: Recorded = yield from persist(
-        partial(context.journal.record, context.id, step, again=again)
+        partial(context.journal.record, context.id, step, again=again, is_first=is_first)
     )
     context.check(recorded)
     return recorded

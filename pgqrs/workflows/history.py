@@ -68,6 +68,13 @@ class Branch:
         which = name if count == 1 else f"{name}#{count}"
         return f"{self.path}/{which}" if self.path else which
 
+    def first_call(self, name: str, digest: int | None) -> Call:
+        """The next call of this name, which is made now and not on record."""
+        count = self._names[name] = self._names.get(name, 0) + 1
+        self.position += 1
+        which = name if count == 1 else f"{name}#{count}"
+        return Call(f"{self.path}/{which}" if self.path else which, self.position, None, digest)
+
     def step_over(self, name: str) -> int:
         """This call was made. Returns its position."""
         self._names[name] = self._names.get(name, 0) + 1
@@ -94,7 +101,7 @@ class History:
         """The workflow calls this. `Mismatch` if its history says otherwise."""
         found = None if arguments is None else digest(*arguments)
         if not self._by_id:  # a run in its first life
-            return Call(branch.id_of(name), branch.step_over(name), None, found)
+            return branch.first_call(name, found)
         self._skip_patches(branch, name)
         step_id = branch.id_of(name)
         here = self._by_place.get((branch.path, branch.position + 1))

@@ -83,17 +83,24 @@ class Journal:
         """All that is on record of a run."""
         return self.database.read(lambda c: steps.find(c, run_id))
 
-    def record(self, run_id: int, step: NewStep, *, again: bool = False) -> Recorded:
-        """Write down a step; `again` if there is a record of it that is not final."""
+    def record(
+        self, run_id: int, step: NewStep, *, again: bool = False, is_first: bool = False
+    ) -> Recorded:
+        """Write down a step; `again` if there is a record of it that is not final, `is_first` if there
+        is none as far as is known.
+        """
 
         def work(connection: Connection) -> Recorded:
             now = self.database.now()
+            if is_first:
+                return steps.record_first(connection, run_id, step, hold=self.hold, now=now)
             return steps.record(connection, run_id, step, hold=self.hold, again=again, now=now)
 
         try:
             return self.database.write(work, single=True, repeatable=True)
-        except ConstraintViolated:  # at the same moment it was shown as being done
-            again = True
+        except ConstraintViolated:
+            # At the same moment it was shown as being done; or it was recorded, and the answer got lost.
+            again, is_first = True, False
             return self.database.write(work, single=True, repeatable=True)
 
     def show(self, run_id: int, step: NewStep, *, again: bool) -> None:
@@ -386,7 +393,7 @@ class Journal:
         to cancel meanwhile, and one whose children end with it: those are told first, so that nothing
         is left behind should this process die in between.
         """
-        ended = None if run.is_awaited else self._end_alone(ending)
+        ended = None if run.is_awaited else self._end(ending, tells_waiters=False)
         ended = ended or self._end(ending, tells_waiters=True)
         for _ in range(2):
             if ended is not None:
@@ -405,17 +412,6 @@ class Journal:
         else:
             self.database.wakeups.ring(RESULTS)
         return ended
-
-    def _end_alone(self, ending: Ending) -> Ended | None:
-        """The run ends, if that concerns no other run; None if it does."""
-        ended = None
-        if ending.status is RunStatus.COMPLETED:
-            ended = self.database.write(
-                lambda c: workflows.complete(c, self.hold, ending.output, now=self.database.now()),
-                single=True,
-                repeatable=True,
-            )
-        return ended or self._end(ending, tells_waiters=False)
 
     def _end(self, ending: Ending, *, tells_waiters: bool, **expected: bool) -> Ended | None:
         return self.database.write(
