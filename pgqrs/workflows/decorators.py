@@ -10,7 +10,6 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import (
@@ -271,8 +270,8 @@ class Workflow(Generic[P, T_co]):
         it is cancelled with a parent that is cancelled, and goes on otherwise.
         """
         if options.keys() <= _UNCHECKED:
-            changed = copy(self._options)
-            changed.__dict__.update(options)
+            changed = object.__new__(StartOptions)
+            changed.__dict__.update(self._options.__dict__, **options)
         else:
             changed = self._checked_options(options)
         # As it is: looking at the function's hints takes longer than a step.
