@@ -95,6 +95,40 @@ SECOND: ColumnElement[Any] = literal_column("interval '1 second'", Interval())
 """On PostgreSQL."""
 
 
+class _Instant(FunctionElement[datetime]):
+    type = UTCDateTime()
+    name = "pgqrs_instant"
+    inherit_cache = True
+
+
+def instant(name: str = "now", *, later: bool = False) -> _Instant:
+    """A time as `moment` has it, where it is known which clock tells it (`by_own_clock`). So it is one
+    parameter: `<name>_at` on SQLite, and on PostgreSQL `<name>_in` if it is `later`, else none.
+    """
+    parts = [bindparam(f"{name}_at", type_=UTCDateTime())]
+    parts += [bindparam(f"{name}_in", type_=Double())] if later else []
+    return _Instant(*parts)
+
+
+def by_own_clock(connection: Connection, now: datetime | None) -> bool:
+    """True if PostgreSQL itself tells the time, and SQLite's caller does: as always, but in tests."""
+    return (now is None) == (connection.dialect.name == "postgresql")
+
+
+@compiles(_Instant, "postgresql")
+def _instant_on_server(element: _Instant, compiler: Any, **kw: Any) -> str:
+    if len(element.clauses) == 1:
+        return "statement_timestamp()"
+    seconds = compiler.process(list(element.clauses)[1], **kw)
+    return f"(statement_timestamp() + make_interval(secs => {seconds}))"
+
+
+@compiles(_Instant, "sqlite")
+def _instant_of_caller(element: _Instant, compiler: Any, **kw: Any) -> str:
+    when: str = compiler.process(next(iter(element.clauses)), **kw)
+    return when
+
+
 class _Present(FunctionElement[datetime]):
     type = UTCDateTime()
     name = "pgqrs_present"
@@ -124,6 +158,13 @@ def _moment_on_server(element: _Moment, compiler: Any, **kw: Any) -> str:
 def _moment_of_caller(element: _Moment, compiler: Any, **kw: Any) -> str:
     when, seconds = (compiler.process(clause, **kw) for clause in element.clauses)
     return f"coalesce({when}, {seconds})"
+
+
+def constant(value: str | int) -> ColumnElement[Any]:
+    """A value that is part of the statement: not sent, converted and compared anew each time."""
+    if isinstance(value, str):
+        return literal_column(f"'{value}'", Text())
+    return literal_column(str(value), Integer())
 
 
 # Sets

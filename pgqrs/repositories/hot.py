@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Text, cast
@@ -19,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from pgqrs.sqltypes import Json, json_from_text
 
 Convert = Callable[[Any], Any]
+_DRIVERS = ("pysqlite", "psycopg")
 FETCHED_AT_ONCE = 8
 """Rows: what is read beyond a budget is no more than these."""
 _BINARY = 1
@@ -60,8 +62,8 @@ class Hot:
         if (
             connection._has_events
             or connection.engine._has_events
-            or connection.get_execution_options().get("schema_translate_map")
-            or dialect.driver not in ("pysqlite", "psycopg")
+            or connection._execution_options.get("schema_translate_map")
+            or dialect.driver not in _DRIVERS
         ):
             if budget is not None:
                 return self._rows_within(connection, bound, budget)
@@ -76,7 +78,7 @@ class Hot:
         found = run(
             connection, form.text, parameters, returns_rows=form.returns_rows, budget=budget
         )
-        return _converted(found, form.outgoing) if found else found
+        return _converted(found, form.outgoing) if found and form.outgoing else found
 
     def _rows_within(
         self, connection: Connection, bound: Mapping[str, Any], budget: Budget
@@ -128,7 +130,7 @@ def _compile(statement: Any, dialect: Any) -> _Form:
     return _Form(
         compiled.string,
         bool(compiled._result_columns),
-        dict(compiled.params),
+        {name: bind.value for name, bind in compiled.binds.items() if not bind.required},
         tuple(
             (name, convert)
             for name, bind in compiled.binds.items()
@@ -144,8 +146,6 @@ def _compile(statement: Any, dialect: Any) -> _Form:
 
 def _converted(rows: list[Any], outgoing: tuple[tuple[int, Convert], ...]) -> list[Any]:
     """Column by column, which is quicker than row by row; unless there is but one."""
-    if not outgoing:
-        return rows
     if len(rows) == 1:
         values = list(rows[0])
         for index, convert in outgoing:
@@ -167,10 +167,11 @@ def run(
     budget: Budget | None = None,
 ) -> list[Any]:
     """Execute text as it is. Errors are those of SQLAlchemy."""
-    fairy = connection.connection
-    cursor = fairy.cursor()
+    cursor: Any = connection.connection.dbapi_connection.cursor()  # type: ignore[union-attr]
     if connection.dialect.driver == "psycopg":
-        _answer_in_binary(cursor)
+        # Numbers and times are then not written as text by the server, to be read by the driver: a
+        # sixth of the time of a large batch.
+        getattr(cursor, "_cursor", cursor).format = _BINARY
     try:
         cursor.execute(text, parameters)
         if budget is not None:
@@ -178,7 +179,7 @@ def run(
         # Asking the cursor would have psycopg describe all columns first.
         return list(cursor.fetchall()) if returns_rows else []
     except connection.dialect.loaded_dbapi.Error as exc:
-        raise _wrapped(connection, exc, text, parameters, cursor) from exc
+        raise wrapped(connection, exc, text, parameters, cursor) from exc
     finally:
         cursor.close()
 
@@ -195,20 +196,24 @@ def commands(connection: Connection, *texts: str) -> None:
         for piece in pieces:
             cursor.execute(piece, **options)
     except connection.dialect.loaded_dbapi.Error as exc:
-        raise _wrapped(connection, exc, "; ".join(texts), {}, cursor) from exc
+        raise wrapped(connection, exc, "; ".join(texts), {}, cursor) from exc
     finally:
         cursor.close()
 
 
-def _wrapped(
-    connection: Connection, error: Any, text: str, parameters: Mapping[str, Any], cursor: Any
+def wrapped(
+    connection: Connection,
+    error: Any,
+    text: str,
+    parameters: Mapping[str, Any] = MappingProxyType({}),
+    cursor: Any = None,
 ) -> Exception:
     """SQLAlchemy's error for one of the driver's."""
     driver = connection.connection.dbapi_connection
     lost = connection.dialect.is_disconnect(error, driver, cursor)
     if lost:
         connection.invalidate(error)
-    wrapped: Exception = DBAPIError.instance(
+    named: Exception = DBAPIError.instance(
         text,
         parameters,
         error,
@@ -216,11 +221,4 @@ def _wrapped(
         connection_invalidated=lost,
         dialect=connection.dialect,
     )
-    return wrapped
-
-
-def _answer_in_binary(cursor: Any) -> None:
-    """Numbers and times are then not written as text by the server, to be read by the driver: a
-    sixth of the time of a large batch.
-    """
-    getattr(cursor, "_cursor", cursor).format = _BINARY
+    return named

@@ -96,6 +96,11 @@ FENCE_ONE: tuple[ColumnElement[bool], ...] = (
     == func.coalesce(bindparam("held_token", type_=messages.c.read_ct.type), messages.c.read_ct),
 )
 """The same for a single message, which is quicker."""
+FENCE_RUN: tuple[ColumnElement[bool], ...] = (
+    *FENCE_ONE[:2],
+    messages.c.read_ct == bindparam("held_token", type_=messages.c.read_ct.type),
+)
+"""The same for the message of a run, whose token is always known."""
 
 
 def held_one(holds: Holds) -> dict[str, Any]:

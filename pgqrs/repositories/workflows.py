@@ -49,11 +49,20 @@ from pgqrs.models import (
 from pgqrs.payloads import Batch
 from pgqrs.repositories import messages as message_rows
 from pgqrs.repositories import steps, waits
-from pgqrs.repositories.expressions import Holds, at, is_one_of, moment, per_dialect
+from pgqrs.repositories.expressions import (
+    Holds,
+    at,
+    by_own_clock,
+    constant,
+    instant,
+    is_one_of,
+    moment,
+    per_dialect,
+)
 from pgqrs.repositories.hot import Hot
-from pgqrs.repositories.messages import FENCE_ONE, held_one
+from pgqrs.repositories.messages import FENCE_ONE, FENCE_RUN, held_one
 from pgqrs.repositories.starting import ActiveRun, Started, payload, start
-from pgqrs.sqltypes import BigId, Flag, Json
+from pgqrs.sqltypes import BigId, Flag, Json, json_from_text
 from pgqrs.types import ENDED, Message, RunInfo, RunStatus, StepStatus
 
 FAR = datetime(9999, 1, 1, tzinfo=UTC)
@@ -92,7 +101,7 @@ _run = bindparam("run", type_=BigId)
 
 def _is(*states: RunStatus) -> ColumnElement[bool]:
     """Not by IN, whose list would be filled in anew each time."""
-    return or_(*(workflows.c.status == state for state in states))
+    return or_(*(workflows.c.status == constant(state.value) for state in states))
 
 
 _IS_LIVE = _is(*LIVE)
@@ -114,9 +123,9 @@ class Ended(NamedTuple):
 
 _ACTIVATE = Hot(
     update(workflows)
-    .where(workflows.c.message_id == bindparam("held_id", type_=BigId), _HOLDS)
+    .where(workflows.c.message_id == bindparam("held_id", type_=BigId), exists().where(*FENCE_RUN))
     .values(
-        status=case((_is(*WILLING), RunStatus.RUNNING), else_=workflows.c.status),
+        status=case((_is(*WILLING), constant(RunStatus.RUNNING.value)), else_=workflows.c.status),
         started_at=func.coalesce(workflows.c.started_at, moment("now")),
         updated_at=moment("now"),
         wake_at=null(),
@@ -257,17 +266,15 @@ _ENDED = (
     .scalar_subquery(),
 )
 _child = workflows.alias("child")
-_IS_OPEN = and_(*(_child.c.status != state for state in sorted(ENDED)))
+_IS_OPEN = and_(*(_child.c.status != constant(state.value) for state in sorted(ENDED)))
+_HAS_CHILDREN_TO_CLOSE = exists().where(
+    _child.c.parent_id == workflows.c.id, _child.c.parent_close == constant("cancel"), _IS_OPEN
+)
 _MAY_END = (
     _IS_LIVE,
     (workflows.c.status == RunStatus.CANCELLING) == bindparam("is_cancelled", type_=Flag()),
     workflows.c.waiter_ct <= bindparam("most_waiters", type_=workflows.c.waiter_ct.type),
-    or_(
-        bindparam("children_told", type_=Flag()),
-        ~exists().where(
-            _child.c.parent_id == workflows.c.id, _child.c.parent_close == "cancel", _IS_OPEN
-        ),
-    ),
+    or_(bindparam("children_told", type_=Flag()), ~_HAS_CHILDREN_TO_CLOSE),
 )
 """What `end` was told to expect. If it is otherwise, the run does not end yet."""
 MANY = 2**31 - 1
@@ -304,6 +311,84 @@ def _end_sqlite(connection: Connection, bound: dict[str, Any]) -> list[Any]:
 _end = per_dialect(postgresql=_POSTGRES_END.rows, sqlite=_end_sqlite)
 
 
+# Most runs return something, and concern no other run. With a fifth of the parameters their end takes
+# the server and the driver a third less (benchmarks.workflows, `run_inline`).
+
+_COMPLETED_VALUES: dict[str, Any] = {
+    "status": constant(RunStatus.COMPLETED.value),
+    "output": _END_VALUES["output"],
+    "error": null(),
+    "failed_step": null(),
+    "failed_by": null(),
+    "updated_at": instant(),
+    "ended_at": instant(),
+    "wake_at": null(),
+}
+_MAY_COMPLETE = (
+    _is(*WILLING, RunStatus.PAUSED),
+    workflows.c.waiter_ct == constant(0),
+    ~_HAS_CHILDREN_TO_CLOSE,
+)
+_COMPLETED = (
+    workflows.c.id,
+    select(waiting.c.results_wanted_until > instant())
+    .where(waiting.c.queue_id == workflows.c.queue_id)
+    .scalar_subquery()
+    .label("is_wanted"),
+)
+_held_run = select(messages.c.id).where(*FENCE_RUN).with_for_update().cte("locked")
+_postgres_completed = (
+    update(workflows)
+    .where(workflows.c.message_id == _held_run.c.id, *_MAY_COMPLETE)
+    .values(_COMPLETED_VALUES)
+    .returning(*_COMPLETED, workflows.c.message_id.label("ended_message"))
+    .cte("ended")
+)
+_POSTGRES_COMPLETE = Hot(
+    select(*list(_postgres_completed.c)[:2]).add_cte(
+        delete(messages)
+        .where(messages.c.id == select(_postgres_completed.c.ended_message).scalar_subquery())
+        .cte("gone")
+    )
+)
+_SQLITE_COMPLETE = Hot(
+    update(workflows)
+    .where(
+        workflows.c.message_id == bindparam("held_id", type_=BigId),
+        exists().where(*FENCE_RUN),
+        *_MAY_COMPLETE,
+    )
+    .values(_COMPLETED_VALUES)
+    .returning(*_COMPLETED)
+)
+_REMOVE_HELD = Hot(delete(messages).where(messages.c.id == bindparam("held_id", type_=BigId)))
+
+
+def _complete_sqlite(connection: Connection, bound: dict[str, Any]) -> list[Any]:
+    completed = _SQLITE_COMPLETE.rows(connection, bound)
+    if completed:
+        _REMOVE_HELD.rows(connection, {"held_id": bound["held_id"]})
+    return completed
+
+
+_complete = per_dialect(postgresql=_POSTGRES_COMPLETE.rows, sqlite=_complete_sqlite)
+
+
+def _complete_alone(
+    connection: Connection, hold: Holds, output: str | None, *, now: datetime | None
+) -> Ended | None:
+    """End a run that returned this, if that concerns no other run."""
+    bound = held_one(hold)
+    bound["new_output"] = output
+    if now is not None:
+        bound["now_at"] = now
+    found = _complete(connection, bound)
+    if not found:
+        return None
+    id, is_wanted = found[0]
+    return Ended(id, RunStatus.COMPLETED, json_from_text(output), None, bool(is_wanted))
+
+
 class Ending(NamedTuple):
     """How a run is to end. `output` and `failed_by` are JSON texts."""
 
@@ -331,6 +416,9 @@ def end(
     - it is being cancelled, which is not expected here, or the other way round;
     - it has children that are to be cancelled with it, and those were not told.
     """
+    is_alone = not (tells_waiters or is_cancelled or children_told)
+    if is_alone and ending.status is RunStatus.COMPLETED and by_own_clock(connection, now):
+        return _complete_alone(connection, hold, ending.output, now=now)
     bound = held_one(hold) | {
         "new_status": ending.status,
         "new_output": ending.output,

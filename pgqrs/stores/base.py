@@ -289,7 +289,12 @@ class Database(Forking, ABC):
         often finds nothing to do: where writing is dear, that is found out first.
         """
         self._check(needs_schema)
-        return self._persist(lambda: self._write(work, single), repeatable=repeatable)
+        began = time.monotonic()
+        try:
+            return self._write(work, single)
+        except Exception as exc:
+            attempt = partial(self._write, work, single)
+            return self._go_on(attempt, exc, began=began, repeatable=repeatable)
 
     def write_in_batches(
         self,
@@ -453,6 +458,25 @@ class Database(Forking, ABC):
 
         All of it together takes `retry_for`. `raised` are errors of an application's own.
         """
+        began = time.monotonic()
+        try:
+            return attempt()
+        except Exception as exc:
+            return self._go_on(
+                attempt, exc, began=began, repeatable=repeatable, while_=while_, raised=raised
+            )
+
+    def _go_on(
+        self,
+        attempt: Callable[[], T],
+        error: Exception,
+        *,
+        began: float,
+        repeatable: bool,
+        while_: Callable[[], bool] = lambda: True,
+        raised: Sequence[Exception] = (),
+    ) -> T:
+        """The first attempt raised this: try for a while, if the reason is a passing one."""
 
         def may_retry(error: BaseException) -> bool:
             if not while_():
@@ -461,12 +485,8 @@ class Database(Forking, ABC):
                 return repeatable
             return self.is_transient(error) or (repeatable and isinstance(error, ConflictError))
 
-        began = time.monotonic()
-        try:
-            return attempt()
-        except Exception as exc:
-            if not may_retry(exc):
-                self._raise(exc, raised)
+        if not may_retry(error):
+            self._raise(error, raised)
         try:
             return Retrying(
                 retry=retry_if_exception(may_retry),

@@ -361,17 +361,14 @@ class PostgresDatabase(Database):
     def _put_back(self, connection: Connection) -> None:
         if connection.in_transaction():  # in the eyes of SQLAlchemy; this asks the server nothing
             connection.commit()
-        if not self._keep(connection):
-            connection.close()
-        elif _is_dry(self._single.pool):  # somebody waits for one
-            self._give_up()
-
-    def _keep(self, connection: Connection) -> bool:
         with self._keeping:
             kept = len(self._kept) < self._most_kept and not self.closed
             if kept:
                 self._kept.append(connection)
-            return kept
+        if not kept:
+            connection.close()
+        elif _is_dry(self._single.pool):  # somebody waits for one
+            self._give_up()
 
     def _give_up(self) -> None:
         """Let the pool have a connection that was kept."""
@@ -392,11 +389,12 @@ class PostgresDatabase(Database):
             connection = self._kept.pop()
         except IndexError:
             return self._connect(self._single)
-        if connection.invalidated or _ended_while_idle(connection.connection.driver_connection):
+        if connection.invalidated or _ended_while_idle(connection.connection.dbapi_connection):
             connection.invalidate()
             connection.close()
             return self._connect(self._single)
-        self._stop_preparing_on(connection)
+        if not self._preparing:
+            self._stop_preparing_on(connection)
         return connection
 
     @contextmanager

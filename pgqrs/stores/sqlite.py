@@ -30,7 +30,7 @@ from pgqrs.config import Config, default_url
 from pgqrs.drivers import in_sqlite_transaction
 from pgqrs.errors import InvalidConfig, NotExclusive, StoreDamaged
 from pgqrs.models import queues
-from pgqrs.repositories.hot import run
+from pgqrs.repositories.hot import run, wrapped
 from pgqrs.stores.base import Database, T, Work
 from pgqrs.stores.failures import first_line, original_of
 from pgqrs.stores.forks import abandon, watch
@@ -95,6 +95,8 @@ class SqliteDatabase(Database):
             _count_handles(self._quiet, self)
         else:
             self._engine = self._quiet = engine
+        self.in_memory = self._engine.url.database in (None, "", ":memory:")
+        """True if it is gone when it is closed."""
         self._writer: Connection | None = None
         self._leads_fork = False
         self._group_commit = GroupCommit(self._transact, patience=config.retry_for)
@@ -230,16 +232,9 @@ class SqliteDatabase(Database):
             fairy.close()
 
     def _writing_connection(self) -> Connection:
-        if self.in_memory:
-            return self._quiet.connect()
         if self._writer is None or self._writer.invalidated:
             self._writer = self._quiet.connect()
         return self._writer
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether it is gone when it is closed."""
-        return self._engine.url.database in (None, "", ":memory:")
 
     def close(self) -> None:
         self._close_writer()
@@ -323,7 +318,12 @@ def _opened_by(pool: QueuePool) -> int:
 
 
 def _begin_immediate(connection: Connection) -> None:
-    run(connection, "BEGIN IMMEDIATE", {})
+    """Begin on a connection of our own; by the driver, whose cursors take longer than that."""
+    driver: Any = connection.connection.dbapi_connection
+    try:
+        driver.execute("BEGIN IMMEDIATE")
+    except sqlite3.Error as exc:
+        raise wrapped(connection, exc, "BEGIN IMMEDIATE") from exc
 
 
 def _guarded(connection: Connection, begin: Body, body: Body) -> None:

@@ -19,8 +19,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pgqrs.current import StoreOfCall, outside, run_here, store_of_call, store_on
 from pgqrs.errors import LeaseLost, NotDurable, RunOverdue, StepTimedOut
@@ -116,14 +117,16 @@ LONG = 1.0
 """Seconds after which a step is shown to others while it is being done."""
 
 
-@dataclass(slots=True)
-class InFlight:
+class InFlight(Protocol):
     """An attempt at a step that is being made."""
 
-    record: Callable[[], NewStep]
     again: bool
+    """True if there is a record of the step already."""
     began: float
-    is_shown: bool = False
+    is_shown: bool
+
+    def running(self) -> NewStep:
+        """Returns what others see while it is being made."""
 
 
 @dataclass
@@ -273,7 +276,7 @@ class Context:
         for step in list(self.in_flight.values()):
             if not step.is_shown and now - step.began >= LONG:
                 step.is_shown = True
-                self.journal.show(self.id, step.record(), again=step.again)
+                self.journal.show(self.id, step.running(), again=step.again)
 
     # Durable calls
 
@@ -295,15 +298,16 @@ class Context:
             self.interrupted(exc)
             raise
 
-    def write(self, call: Callable[[], T]) -> T:
-        """Call the database; what `persist` does, without a generator."""
+    def record(self, step: NewStep, *, is_first: bool) -> None:
+        """Write down a step; what `write_down` does, without a generator."""
+        record = partial(self.journal.record, self.run.id, step, is_first=is_first)
         try:
-            result: T = self.reach(call)
+            recorded: Recorded = self.reach(record)
         except LeaseLost as exc:
             raise Lost from exc
         except Exception as exc:
             raise Broken(exc) from exc
-        return result
+        self.check(recorded)
 
     def drive_call(self, flow: Flow[T], call: Call | None) -> T:
         """Answer what a durable call asks for, which a timeout may cut short."""

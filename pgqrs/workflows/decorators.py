@@ -224,6 +224,10 @@ class StartOptions:
                 aware(name, getattr(self, name))
 
 
+_UNCHECKED = {"key", "store"}
+"""Options that any value is good for. They are given with a call, where checking all options once more
+would take as long as a small statement (benchmarks.workflows, `run_inline`).
+"""
 _declared: WeakValueDictionary[str, Workflow[..., Any]] = WeakValueDictionary()
 
 
@@ -265,15 +269,22 @@ class Workflow(Generic[P, T_co]):
         however the parent ends. `"leave"`: it goes on, also if the parent is cancelled. Without either
         it is cancelled with a parent that is cancelled, and goes on otherwise.
         """
-        try:
-            changed = replace(self._options, **options)
-        except TypeError as exc:
-            raise InvalidArgument("options", str(exc)) from None
+        if options.keys() <= _UNCHECKED:
+            changed = object.__new__(StartOptions)
+            changed.__dict__.update(self._options.__dict__, **options)
+        else:
+            changed = self._checked_options(options)
         # As it is: looking at the function's hints takes longer than a step.
         workflow = object.__new__(type(self))
         workflow.__dict__.update(self.__dict__)
         workflow._options = changed
         return workflow
+
+    def _checked_options(self, options: dict[str, Any]) -> StartOptions:
+        try:
+            return replace(self._options, **options)
+        except TypeError as exc:
+            raise InvalidArgument("options", str(exc)) from None
 
     # A signature has no place for options beside the arguments of a function: with one of them the
     # arguments are not checked. `options(…)` takes them all, and then they are.

@@ -26,7 +26,6 @@ from pgqrs.workflows import decide, values
 from pgqrs.workflows.context import (
     Context,
     Flow,
-    InFlight,
     Invoke,
     Park,
     _current,
@@ -72,6 +71,7 @@ class _Attempt:
     """Whether there is a record of the step already."""
     options: StepOptions
     began: float = field(default_factory=time.monotonic)
+    is_shown: bool = False
 
     def record(self, status: StepStatus, **values: Any) -> NewStep:
         return self.context.step(
@@ -129,12 +129,12 @@ def run_directly(
     kwargs: dict[str, Any],
 ) -> Any:
     """The first attempt at a plain step in a sync run, which most steps are, without a generator and
-    who answers it: that takes as long as the database does.
+    who answers it: that takes as long as the database does (benchmarks.workflows, `run_inline`).
     """
     attempt = _Attempt(context, call, 1, False, options)
     failed: BaseException | None = None
     token = _current.set(None)
-    context.in_flight[call.step_id] = InFlight(attempt.running, attempt.again, attempt.began)
+    context.in_flight[call.step_id] = attempt
     try:
         try:
             value = options.function(*args, **kwargs)
@@ -152,16 +152,18 @@ def run_directly(
     if failed is not None:
         later = context.drive(_failed(attempt, failed))
         raise Suspend(later.due)
-    step = NewStep(
-        call.step_id,
-        call.position,
-        StepStatus.COMPLETED,
-        output=text,
-        took=time.monotonic() - attempt.began,
-        seq=context.order(call),
-        digest=call.digest,
+    context.record(
+        NewStep(
+            call.step_id,
+            call.position,
+            StepStatus.COMPLETED,
+            output=text,
+            took=time.monotonic() - attempt.began,
+            seq=context.order(call),
+            digest=call.digest,
+        ),
+        is_first=not attempt.is_shown,
     )
-    context.check(context.write(lambda: context.journal.record(context.id, step)))
     return returned
 
 
@@ -178,7 +180,7 @@ def decode(signature: Signature, call: Call, found: Any) -> Any:
 
 def _do(attempt: _Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flow[Any]:
     options, context, step_id = attempt.options, attempt.context, attempt.call.step_id
-    context.in_flight[step_id] = InFlight(attempt.running, attempt.again, attempt.began)
+    context.in_flight[step_id] = attempt
     try:
         try:
             value = yield Invoke(options.function, args, kwargs, step_id, options.timeout)
@@ -192,7 +194,10 @@ def _do(attempt: _Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flo
     except Exception as exc:
         return (yield from _failed(attempt, exc))
     yield from write_down(
-        context, attempt.record(StepStatus.COMPLETED, output=text), again=attempt.again
+        context,
+        attempt.record(StepStatus.COMPLETED, output=text),
+        again=attempt.again,
+        is_first=not (attempt.again or attempt.is_shown),
     )
     return returned
 
@@ -253,10 +258,12 @@ def _failed(attempt: _Attempt, error: BaseException) -> Flow[_Later]:
     raise attempt.context.blame(StepFailed(step_id, kind, message), attempt.call) from error
 
 
-def write_down(context: Context, step: NewStep, *, again: bool = False) -> Flow[Recorded]:
+def write_down(
+    context: Context, step: NewStep, *, again: bool = False, is_first: bool = False
+) -> Flow[Recorded]:
     """Write down a call, and see whether the run was told to stop."""
     recorded: Recorded = yield from persist(
-        partial(context.journal.record, context.id, step, again=again)
+        partial(context.journal.record, context.id, step, again=again, is_first=is_first)
     )
     context.check(recorded)
     return recorded

@@ -18,7 +18,6 @@ first. So the order in which the run got to know how its calls ended is on recor
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -69,6 +68,13 @@ class Branch:
         which = name if count == 1 else f"{name}#{count}"
         return f"{self.path}/{which}" if self.path else which
 
+    def first_call(self, name: str, digest: int | None) -> Call:
+        """The next call of this name, which is made now and not on record."""
+        count = self._names[name] = self._names.get(name, 0) + 1
+        self.position += 1
+        which = name if count == 1 else f"{name}#{count}"
+        return Call(f"{self.path}/{which}" if self.path else which, self.position, None, digest)
+
     def step_over(self, name: str) -> int:
         """This call was made. Returns its position."""
         self._names[name] = self._names.get(name, 0) + 1
@@ -83,8 +89,11 @@ class History:
         self._by_id = {record.step_id: record for record in records}
         self._by_place = {_place(record): record for record in self._by_id.values()}
         self._asked: set[str] = set()
-        self._recorded = Counter(_name(step_id) for step_id in self._by_id)
-        self._taken: Counter[str] = Counter()
+        self._recorded: dict[str, int] = {}
+        self._taken: dict[str, int] = {}
+        for step_id in self._by_id:
+            name = _name(step_id)
+            self._recorded[name] = self._recorded.get(name, 0) + 1
         self._other_arguments: dict[str, Mismatch] = {}
         """Steps that were called once so far, with other arguments than those on record."""
 
@@ -92,7 +101,7 @@ class History:
         """The workflow calls this. `Mismatch` if its history says otherwise."""
         found = None if arguments is None else digest(*arguments)
         if not self._by_id:  # a run in its first life
-            return Call(branch.id_of(name), branch.step_over(name), None, found)
+            return branch.first_call(name, found)
         self._skip_patches(branch, name)
         step_id = branch.id_of(name)
         here = self._by_place.get((branch.path, branch.position + 1))
@@ -128,7 +137,7 @@ class History:
         found: int | None,
     ) -> None:
         """Where a step occurs more than once, its arguments tell which call is which."""
-        self._taken[name] += 1
+        self._taken[name] = self._taken.get(name, 0) + 1
         if record is not None and None not in (record.digest, found) and record.digest != found:
             assert arguments is not None
             self._other_arguments[name] = Mismatch(
@@ -137,7 +146,10 @@ class History:
                     f"step {step_id} with other arguments{self._whose(name, found)}",
                 )
             )
-        if max(self._recorded[name], self._taken[name]) > 1 and name in self._other_arguments:
+        if (
+            max(self._recorded.get(name, 0), self._taken[name]) > 1
+            and name in self._other_arguments
+        ):
             raise self._other_arguments[name]
 
     def _whose(self, name: str, found: int | None) -> str:

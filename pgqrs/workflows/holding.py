@@ -5,8 +5,8 @@ long steps are shown. Each by a thread of its own, whatever the run or its event
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from functools import partial
 
@@ -22,29 +22,50 @@ Hold = Callable[..., AbstractContextManager[Watch]]
 
 def holding(database: Database, keeper: Keeper) -> Hold:
     """Messages are held by this keeper."""
-    return partial(_hold, database, keeper)
+    return partial(_Hold, database, keeper)
 
 
-@contextmanager
-def _hold(
-    database: Database,
-    keeper: Keeper,
-    message: Message,
-    reach: Reach = lambda call: call(),
-    *,
-    is_fresh: bool = True,
-) -> Iterator[Watch]:
-    """`is_fresh` if it was claimed just now. Threads call the database by `reach`."""
-    shown: list[Callable[[], None]] = []
+class _Hold:
+    """A message that is held. No generator: those of this and what it uses take as long as a small
+    statement (benchmarks.workflows, `run_inline`).
+    """
 
-    def show() -> None:
-        for each in shown:
-            reach(each)
+    __slots__ = ("_keeper", "_lease", "_reach", "_shown", "_steps", "_watched")
 
-    age = 0.0 if is_fresh else _age(message, database.now() or datetime.now(UTC))
-    lease = Lease(message, granted(message), claimed_at=time.monotonic() - age)
-    with keeper.keeping([lease]), step_watch_of(database).watching(show):
-        yield shown.append
+    def __init__(
+        self,
+        database: Database,
+        keeper: Keeper,
+        message: Message,
+        reach: Reach = lambda call: call(),
+        *,
+        is_fresh: bool = True,
+    ) -> None:
+        """`is_fresh` if it was claimed just now. Threads call the database by `reach`."""
+        age = 0.0 if is_fresh else _age(message, database.now() or datetime.now(UTC))
+        self._lease = Lease(message, granted(message), claimed_at=time.monotonic() - age)
+        self._keeper, self._reach = keeper, reach
+        self._steps = step_watch_of(database)
+        self._shown: list[Callable[[], None]] = []
+
+    def __enter__(self) -> Watch:
+        self._keeper.keep([self._lease])
+        try:
+            self._watched = self._steps.watch(self._show)
+        except BaseException:
+            self._keeper.forget(self._lease)
+            raise
+        return self._shown.append
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._steps.forget(self._watched)
+        finally:
+            self._keeper.forget(self._lease)
+
+    def _show(self) -> None:
+        for each in self._shown:
+            self._reach(each)
 
 
 def _age(message: Message, now: datetime) -> float:

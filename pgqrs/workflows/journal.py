@@ -83,21 +83,25 @@ class Journal:
         """All that is on record of a run."""
         return self.database.read(lambda c: steps.find(c, run_id))
 
-    def record(self, run_id: int, step: NewStep, *, again: bool = False) -> Recorded:
-        """Write down a step; `again` if there is a record of it that is not final."""
-        try:
-            return self._record(run_id, step, again=again)
-        except ConstraintViolated:  # at the same moment it was shown as being done
-            return self._record(run_id, step, again=True)
+    def record(
+        self, run_id: int, step: NewStep, *, again: bool = False, is_first: bool = False
+    ) -> Recorded:
+        """Write down a step; `again` if there is a record of it that is not final, `is_first` if there
+        is none as far as is known.
+        """
 
-    def _record(self, run_id: int, step: NewStep, *, again: bool) -> Recorded:
-        return self.database.write(
-            lambda c: steps.record(
-                c, run_id, step, hold=self.hold, again=again, now=self.database.now()
-            ),
-            single=True,
-            repeatable=True,
-        )
+        def work(connection: Connection) -> Recorded:
+            now = self.database.now()
+            if is_first:
+                return steps.record_first(connection, run_id, step, hold=self.hold, now=now)
+            return steps.record(connection, run_id, step, hold=self.hold, again=again, now=now)
+
+        try:
+            return self.database.write(work, single=True, repeatable=True)
+        except ConstraintViolated:
+            # At the same moment it was shown as being done; or it was recorded, and the answer got lost.
+            again, is_first = True, False
+            return self.database.write(work, single=True, repeatable=True)
 
     def show(self, run_id: int, step: NewStep, *, again: bool) -> None:
         """Let others see that an attempt at a step is being made."""

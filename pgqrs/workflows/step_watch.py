@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -27,7 +26,9 @@ LINGER = 10.0
 
 
 @dataclass(eq=False, slots=True)
-class _Watched:
+class Watched:
+    """What is called, and when."""
+
     show: Callable[[], object]
     every: float
     due: float
@@ -39,14 +40,13 @@ class StepWatch:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._watched: set[_Watched] = set()
+        self._watched: set[Watched] = set()
         self._thread: threading.Thread | None = None
         self._looks_at = 0.0
 
-    @contextmanager
-    def watching(self, show: Callable[[], object], *, every: float = 1.0) -> Iterator[None]:
-        """Call this so often meanwhile."""
-        watched = _Watched(show, every, time.monotonic() + every)
+    def watch(self, show: Callable[[], object], *, every: float = 1.0) -> Watched:
+        """Call this so often from now on."""
+        watched = Watched(show, every, time.monotonic() + every)
         with self._changed:
             self._watched.add(watched)
             if self._thread is None or not self._thread.is_alive():
@@ -54,14 +54,15 @@ class StepWatch:
                 self._thread.start()
             elif watched.due < self._looks_at:
                 self._changed.notify()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._watched.discard(watched)
-            # The store may be closed next. An event loop does not wait: it may be what shows them.
-            if not in_event_loop() and watched.busy.acquire(timeout=PATIENCE):
-                watched.busy.release()
+        return watched
+
+    def forget(self, watched: Watched) -> None:
+        """Do not call it any more."""
+        with self._changed:
+            self._watched.discard(watched)
+        # The store may be closed next. An event loop does not wait: it may be what shows them.
+        if not in_event_loop() and watched.busy.acquire(timeout=PATIENCE):
+            watched.busy.release()
 
     def _run(self) -> None:
         while (due := self._wait()) is not None:
@@ -71,7 +72,7 @@ class StepWatch:
                         _show(watched)
                 watched.due = time.monotonic() + watched.every
 
-    def _wait(self) -> list[_Watched] | None:
+    def _wait(self) -> list[Watched] | None:
         """What is due now, perhaps nothing; None if there was nothing to watch for a while."""
         with self._changed:
             now = time.monotonic()
@@ -84,7 +85,7 @@ class StepWatch:
             return [each for each in self._watched if each.due <= now]
 
 
-def _show(watched: _Watched) -> None:
+def _show(watched: Watched) -> None:
     try:
         watched.show()
     except PgqrsError:
@@ -109,4 +110,7 @@ in_child(_start_anew)
 def step_watch_of(database: Database) -> StepWatch:
     """That of a store: one that does not answer holds up no other."""
     with _lock:
-        return _of_stores.setdefault(database, StepWatch())
+        found = _of_stores.get(database)
+        if found is None:
+            found = _of_stores[database] = StepWatch()
+        return found

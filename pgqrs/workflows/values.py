@@ -58,9 +58,9 @@ def as_recorded(signature: Signature, value: Any, config: Config) -> tuple[Any, 
     Most results are such that nothing can change them on the way; the others are read at once, so
     that what cannot be read is refused here.
     """
-    text = dump_result(signature, value, config)
     if type(value) in UNCHANGED and signature.keeps_scalars:
-        return value, text
+        return value, dump(value, config)
+    text = dump_result(signature, value, config)
     try:
         return signature.decode_result(json.loads(text)), text
     except Exception as exc:

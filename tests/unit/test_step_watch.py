@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -26,20 +28,27 @@ class Shown:
             raise RuntimeError("unexpected")
 
 
+@contextmanager
+def watching(watch: StepWatch, show: Shown, *, every: float) -> Iterator[None]:
+    watched = watch.watch(show, every=every)
+    yield
+    watch.forget(watched)
+
+
 def test_a_run_is_watched_until_it_ends() -> None:
     watch, show = StepWatch(), Shown()
-    with watch.watching(show, every=OFTEN):
+    with watching(watch, show, every=OFTEN):
         assert show.enough.wait(LONG)
     count, later = show.count, Shown()
-    with watch.watching(later, every=OFTEN):
+    with watching(watch, later, every=OFTEN):
         assert later.enough.wait(LONG)
     assert show.count <= count + 1  # one may have been under way
 
 
 def test_one_that_fails_leaves_the_others_alone(caplog: pytest.LogCaptureFixture) -> None:
     watch, broken, sound = StepWatch(), Shown(fails=True), Shown()
-    with watch.watching(broken, every=OFTEN):
+    with watching(watch, broken, every=OFTEN):
         assert broken.enough.wait(LONG)
-        with watch.watching(sound, every=OFTEN):
+        with watching(watch, sound, every=OFTEN):
             assert sound.enough.wait(LONG)
     assert "could not be shown" in caplog.text

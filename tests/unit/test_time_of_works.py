@@ -22,7 +22,7 @@ NO_WORKS = {
     "buffer.py:_has_expired": "what is handed out, nothing is stored",
     "consumer.py:_without_lapsed": "what is handed out, once the claim is stored",
     "workflows/calls.py": "the time that a workflow asks for",
-    "workflows/holding.py:_hold": "by which the age of a claim is judged, nothing is stored",
+    "workflows/holding.py:__init__": "by which the age of a claim is judged, nothing is stored",
     "workflows/async_context.py:time": "by which waits are judged, nothing is stored",
     "stores/postgres.py:now": "the clock itself",
     "stores/sqlite.py:now": "the clock itself",
