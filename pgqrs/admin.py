@@ -347,10 +347,8 @@ class Admin:
         what they became.
         """
         wanted = [ids] if isinstance(ids, int) else list(ids)
-        database = self._one_shard("replay", {self._database.of_message(id) for id in wanted})
-        replayed = database.write(
-            lambda c: archive.replay_messages(c, wanted, now=database.now())
-        )
+        database = self._one_shard("replay", wanted)
+        replayed = database.write(lambda c: archive.replay_messages(c, wanted, now=database.now()))
         for queue in replayed.queues:
             database.ring(queue)
         return replayed.ids
@@ -498,7 +496,9 @@ class Admin:
 
     def queue_stats(self, queue: str) -> QueueStats:
         """What one queue holds now."""
-        found = self._database.of_queue(queue).read(lambda c: stats.queue_stats(c, queue, now=self._database.now()))
+        found = self._database.of_queue(queue).read(
+            lambda c: stats.queue_stats(c, queue, now=self._database.now())
+        )
         if not found:
             raise QueueNotFound(queue)
         return found[0]
@@ -570,10 +570,15 @@ class Admin:
         pages = [shard.read(look) for shard in self._database.shards]
         return pages[0] if len(pages) == 1 else sorted(chain.from_iterable(pages), key=by)
 
-    def _one_shard(self, operation: str, shards: set[Database]) -> Database:
-        if len(shards) > 1:
+    def _one_shard(self, operation: str, ids: list[int]) -> Database:
+        """The database that all these messages are in."""
+        found = {id: self._database.of_message(id) for id in ids}
+        if len(set(found.values())) > 1:
+            for id, database in found.items():
+                if not database.read(lambda c, id=id: places.has_message(c, id)):  # type: ignore[misc]
+                    raise MessageNotFound(id)
             raise SeveralShards(operation, "pass the messages of one queue at a time")
-        return next(iter(shards), self._database.shards[0])
+        return next(iter(found.values()), self._database.shards[0])
 
     def _remote(self, operation: str) -> Remote:
         if self._database.remote is None:

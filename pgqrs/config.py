@@ -94,7 +94,7 @@ class Config:
     s3_shards: int | None = None
     """How many objects the store is spread over, queue by queue; None: it is one object at the key."""
     s3_shard_by: str = "name"
-    """What decides on which shard a queue is: its `name`, or its `group`, the name up to the first dot."""
+    """What decides on which shard a queue is: its `name`, or its `group`, which ends at the first dot."""
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -116,9 +116,7 @@ class Config:
                 f"s3_shard_by is {self.s3_shard_by!r}; expected one of {', '.join(S3_SHARD_BY)}"
             )
         if self.s3_shards is not None and not 1 <= self.s3_shards <= MAX_SHARDS:
-            raise InvalidConfig(
-                f"s3_shards is {self.s3_shards!r}; expected from 1 to {MAX_SHARDS}"
-            )
+            raise InvalidConfig(f"s3_shards is {self.s3_shards!r}; expected from 1 to {MAX_SHARDS}")
         redact = self.redact_errors
         if not (redact is None or callable(redact) or _IMPORT_PATH.fullmatch(str(redact))):
             raise InvalidConfig(

@@ -223,9 +223,7 @@ def make_room(connection: Connection, highest: int) -> None:
     raise AssertionError("a store of one database numbers its rows as the other one did")
 
 
-def put_spread(
-    connection: Connection, table: Table, rows: list[Row], queues: list[Kin]
-) -> None:
+def put_spread(connection: Connection, table: Table, rows: list[Row], queues: list[Kin]) -> None:
     """Add rows, each on the shard of its queue."""
     raise AssertionError("a store of one database has no shards")
 

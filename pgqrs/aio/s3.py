@@ -41,7 +41,8 @@ class S3Store(AsyncStore):
         In `durable` mode, the default, a write returns once it is in the bucket; in `local` mode it is
         uploaded afterwards. `cache` is the directory for local copies, or `:memory:`. What is not given
         is what the environment says. With `shards` the store is so many objects below the key, and each
-        queue is in one of them, by its `name` or by its `group` (`shard_by`). Further settings are the fields of `Config`.
+        queue is in one of them, by its `name` or by its `group` (`shard_by`). Further settings are the
+        fields of `Config`.
 
         With `upgrade`, the default here, tables are created or migrated when the store is opened, and
         queues are created by their first producer.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import fields, replace
+from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -35,7 +35,9 @@ from pgqrs.types import ConcurrencyModel, S3State, S3Stats, S3Version
 class Shard(S3Database):
     """One of the databases of a store."""
 
-    def __init__(self, whole: ShardedDatabase, place: Place, config: Config, **options: Any) -> None:
+    def __init__(
+        self, whole: ShardedDatabase, place: Place, config: Config, **options: Any
+    ) -> None:
         self._whole = whole
         self.place = place
         self._made_at: datetime | None = None
@@ -270,9 +272,7 @@ class ShardedDatabase(Database):
         return any(self._everywhere(lambda shard: shard.pull()))
 
     def submit(self, operations: Iterable[Work[Any]]) -> int:
-        self._refuse_to(
-            "batch_operations", "use store.shard(queue).admin().batch_operations(…)"
-        )
+        self._refuse_to("batch_operations", "use store.shard(queue).admin().batch_operations(…)")
 
     def flush(self) -> list[Any]:
         return [done for shard in self._shards for done in shard.flush()]

@@ -2,7 +2,8 @@
 
 `sqlite`, `sqlite-memory` and `postgres` are opened by URL; `…-engine` is a store on the
 application's own engine, which has settings that pgqrs would not choose. `s3-durable` and `s3-local`
-are objects on a moto server, and `s3-sharded` is a store of several; with `PGQRS_TEST_S3=seaweedfs` on one of SeaweedFS.
+are objects on a moto server, and `s3-sharded` is a store of several; with `PGQRS_TEST_S3=seaweedfs`
+on one of SeaweedFS.
 """
 
 from __future__ import annotations
@@ -308,7 +309,10 @@ def s3_object(s3_server: str, sqlite_template: Path, tmp_path: Path) -> str:
     return f"s3://bucket/{key}?endpoint_url={s3_server}&cache={tmp_path}"
 
 
-SHARDS = 3
+SHARDS = 2
+"""On which `tasks` and `workflows` are together, and other queues are elsewhere. What becomes of effects on
+another shard is in tests/s3/test_shards.py.
+"""
 
 
 @pytest.fixture(scope="session")
