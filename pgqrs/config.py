@@ -94,7 +94,7 @@ class Config:
     s3_shards: int | None = None
     """How many objects the store is spread over, queue by queue; None: it is one object at the key."""
     s3_shard_by: str = "name"
-    """What decides on which shard a queue is: its `name`, or its `group`, which ends at the first dot."""
+    """What decides on which shard a queue is: its `name`, or its `group`, up to the first dot."""
 
     def __post_init__(self) -> None:
         for name, allowed in (

@@ -310,7 +310,7 @@ def s3_object(s3_server: str, sqlite_template: Path, tmp_path: Path) -> str:
 
 
 SHARDS = 2
-"""On which `tasks` and `workflows` are together, and other queues are elsewhere. What becomes of effects on
+"""On which `tasks` and `workflows` are together, and other queues elsewhere. What becomes of effects on
 another shard is in tests/s3/test_shards.py.
 """
 
