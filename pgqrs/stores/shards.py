@@ -71,10 +71,13 @@ class Shard(S3Database):
         self.write(lambda connection: placement.record(connection, place), repeatable=True)
         self.place = place
 
+    def install(self) -> None:
+        self._whole.install()  # all of them: they are one store
+
     def install_as(self, made_at: datetime | None) -> None:
-        """Install, as part of the store that was made at this time; None: with this shard."""
+        """Install this shard, of the store that was made at this time; None: that is made with it."""
         self._made_at = made_at
-        self.install()
+        super().install()
 
     def _install(self, connection: Connection) -> None:
         found = placement.recorded(connection)
@@ -182,7 +185,7 @@ class ShardedDatabase(Database):
         first, *others = self._shards
         if not first._schema_is_there:
             first._remotely(self._check_layout)
-        first.install()
+        first.install_as(None)
         made_at = first.read(moving.made_at)
         for shard in others:
             shard.install_as(made_at)

@@ -160,7 +160,7 @@ def test_wrong_settings_are_refused(empty: Object, settings: dict[str, Any]) -> 
 
 
 def test_an_install_that_was_cut_short_goes_on(empty: Object) -> None:
-    opened = sharded(empty, retry_for=0.2)
+    opened = sharded(empty)
     empty.proxy.script("PUT", served, answered(403, "AccessDenied"))
     with pytest.raises(errors.InvalidConfig):
         opened.admin().install()
