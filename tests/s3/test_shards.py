@@ -318,6 +318,10 @@ def test_a_connection_of_another_store_is_refused(store: pgqrs.Store) -> None:
 
 def test_a_worker_works_on_all_shards(store: pgqrs.Store) -> None:
     handled: list[str] = []
+
+    def handle(message: pgqrs.Message) -> None:
+        handled.append(message.payload)
+
     handles = [store.producer(queue).enqueue(queue) for queue in QUEUES]
 
     @pgqrs.task(queue="a")
@@ -327,7 +331,7 @@ def test_a_worker_works_on_all_shards(store: pgqrs.Store) -> None:
         return "result"
 
     worker = pgqrs.Worker(
-        store, tasks=[told], handlers=dict.fromkeys(("tasks", "workflows"), handled.append)
+        store, tasks=[told], handlers=dict.fromkeys(("tasks", "workflows"), handle)
     )
     store.admin().cancel(handles[2])
     with worker:
@@ -336,7 +340,7 @@ def test_a_worker_works_on_all_shards(store: pgqrs.Store) -> None:
         assert {each.queue for each in workers} == set(QUEUES)
         store.admin().stop_worker(workers[-1].id)
         assert len({each.id for each in workers}) == SHARDS
-    pgqrs.Worker(store, handlers={"workflows": handled.append}).run(until_empty=True)
+    pgqrs.Worker(store, handlers={"workflows": handle}).run(until_empty=True)
     assert sorted(handled) == ["more", "tasks", "workflows"]
     assert store.admin().list_workers() == []
 
