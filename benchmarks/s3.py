@@ -2,7 +2,8 @@
 
 Everything runs against a moto server whose PUTs are made that slow; each line ends with its target.
 Rows: one producer, bursts, 64 and 256 producers; four equal nodes and one that is four times slower than
-another; an object of 200 MB. `python -m benchmarks.s3 turns nodes large` chooses among them.
+another; eight nodes on one object and on eight shards; an object of 200 MB.
+`python -m benchmarks.s3 turns nodes shards large` chooses among them.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pgqrs
+from pgqrs.stores.placement import Place
 from pgqrs.testing.s3 import ENVIRONMENT, client, moto_server
 
 PUT_TAKES = 0.06
@@ -100,6 +103,66 @@ def share(delays: dict[str, float]) -> list[int]:
             list(threads.map(produce, delays))
         print("; ".join(f"{n}: {done[n]} enqueues, longest {longest[n]:.1f} s" for n in delays))
         return list(done.values())
+
+
+SHARDS = 8
+SHARD_SECONDS = 10.0
+
+
+def shards() -> None:
+    """What eight nodes that write all the time, each to a queue of its own, reach with and without
+    shards. Rounds take turns, and the best of each counts: other work on the machine only slows them.
+    """
+    queues = queues_apart()
+    with moto_server(put_takes=PUT_TAKES) as url:
+        client(url).create_bucket(Bucket="bucket")
+        for key, options in SPREAD.items():
+            with pgqrs.Store(f"s3://bucket/{key}", upgrade=True, **at(url), **options) as store:
+                for queue in queues:
+                    store.admin().create_queue(queue)
+        best = dict.fromkeys(SPREAD, 0.0)
+        for _ in range(3):
+            for key, options in SPREAD.items():
+                best[key] = max(best[key], together(url, key, options, queues))
+    print("; ".join(f"{key}: {rate:.0f} enqueues a second" for key, rate in best.items()))
+    report("eight shards, in one object", best["eight"] / best["one"], at_least=5)
+
+
+SPREAD: dict[str, dict[str, Any]] = {"one": {}, "eight": {"s3_shards": SHARDS}}
+
+
+def queues_apart() -> list[str]:
+    """Names of queues, one for each shard."""
+    place, found = Place(0, SHARDS, False), dict[int, str]()
+    for number in count():
+        found.setdefault(place.number_of_queue(f"queue-{number}"), f"queue-{number}")
+        if len(found) == SHARDS:
+            return list(found.values())
+    raise AssertionError("numbers do not end")
+
+
+def at(url: str) -> dict[str, Any]:
+    return {"s3_endpoint_url": url, "s3_cache": ":memory:", "s3_retry_conflicts": True}
+
+
+def together(url: str, key: str, options: dict[str, Any], queues: list[str]) -> float:
+    """Enqueues a second of nodes that begin and end together."""
+    with ExitStack() as cleanup:
+        nodes = [
+            cleanup.enter_context(pgqrs.Store(f"s3://bucket/{key}", **at(url), **options))
+            for _ in queues
+        ]
+        end = time.monotonic() + SHARD_SECONDS
+
+        def produce(node: pgqrs.Store, queue: str) -> int:
+            producer, done = node.producer(queue), 0
+            while time.monotonic() < end:
+                producer.enqueue(done)
+                done += 1
+            return done
+
+        with ThreadPoolExecutor(len(queues)) as threads:
+            return sum(threads.map(produce, nodes, queues)) / SHARD_SECONDS
 
 
 class Distance:
@@ -269,7 +332,12 @@ def throughput(url: str, producers: int) -> tuple[float, float]:
         return sum(done) / taken, sum(done) / (store.admin().s3_stats().puts - before)
 
 
-ROWS: dict[str, Callable[[], None]] = {"turns": turns, "nodes": nodes, "large": large}
+ROWS: dict[str, Callable[[], None]] = {
+    "turns": turns,
+    "nodes": nodes,
+    "shards": shards,
+    "large": large,
+}
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -19,12 +19,13 @@ from pgqrs.errors import (
     MessageNotFound,
     NotSupported,
     QueueNotFound,
+    SeveralShards,
     WorkerNotFound,
 )
 from pgqrs.matching import ANYTHING, ArchiveFilter, archive_filter, reasons
 from pgqrs.moving import CopiedTable, Opened, Progress
 from pgqrs.queue_making import check_name
-from pgqrs.repositories import archive, dequeue, messages, queues, stats, streams, workers
+from pgqrs.repositories import archive, dequeue, messages, places, queues, stats, streams, workers
 from pgqrs.repositories.reading import Unreadable, carefully
 from pgqrs.s3_cost import S3Cost, S3Prices, measured
 from pgqrs.stores import Database, Remote, Work
@@ -98,7 +99,9 @@ class Admin:
         them meanwhile. At the end both are compared, row by row. `progress` is called with a
         `CopyProgress` now and then.
         """
-        return moving.run(moving.steps(progress), self._database, moving.sync_database(store))
+        there = moving.sync_database(store)
+        steps = moving.steps(progress, spread=moving.is_spread(there))
+        return moving.run(steps, self._database, there)
 
     # Queues
 
@@ -127,7 +130,8 @@ class Admin:
         is given back more often than `max_releases` goes to the archive as failed.
         """
         check_name(name)
-        defaults = self._database.config
+        database = self._database.of_queue(name)
+        defaults = database.config
         settings = _settings(
             lease=_shorter(defaults.lease, max_lease) if lease is None else lease,
             max_read_ct=defaults.max_read_ct if max_read_ct is None else max_read_ct,
@@ -140,22 +144,22 @@ class Admin:
         )
 
         def work(connection: Connection) -> Queue:
-            now = self._database.now()
+            now = database.now()
             return queues.create(connection, name, if_not_exists=if_not_exists, now=now, **settings)
 
         try:
-            with self._database.savepoint():
-                return self._database.write(work)
+            with database.savepoint():
+                return database.write(work)
         except ConstraintViolated:  # somebody else created it meanwhile: now it is found
-            return self._database.write(work)
+            return database.write(work)
 
     def get_queue(self, name: str) -> Queue:
         """A queue and its settings."""
-        return self._database.read(lambda c: queues.get(c, name))
+        return self._database.of_queue(name).read(lambda c: queues.get(c, name))
 
     def list_queues(self) -> list[Queue]:
         """All queues, by name."""
-        return self._database.read(queues.find)
+        return self._everywhere(queues.find, by=lambda queue: queue.queue_name)
 
     def configure_queue(
         self,
@@ -200,13 +204,14 @@ class Admin:
 
         In bounded batches, each its own transaction. What is enqueued meanwhile stays.
         """
-        through = self._database.read(lambda c: queues.last_message(c, name))
+        database = self._database.of_queue(name)
+        through = database.read(lambda c: queues.last_message(c, name))
         total, locked = 0, [0]
         while locked:
             purged, locked = self._purge_between(name, after=locked[0] - 1, through=through)
             total += purged
             if locked:  # by somebody who claims or ends it just now
-                self._database.write(
+                database.write(
                     lambda c, id=locked[0]: queues.wait_for(c, id),  # type: ignore[misc]
                     single=True,
                     repeatable=True,
@@ -215,7 +220,7 @@ class Admin:
 
     def _purge_between(self, name: str, *, after: int, through: int) -> tuple[int, list[int]]:
         """Returns how many messages were deleted, and which were locked by others."""
-        done = self._database.write_in_batches(
+        done = self._database.of_queue(name).write_in_batches(
             partial(self._purge_batch, name, through), after=after
         )
         locked = [id for batch in done for id in batch.locked]
@@ -236,7 +241,7 @@ class Admin:
         By force, the runs of workflows whose messages it held end as failed, and its schedules say that
         they cannot tick until there is such a queue again.
         """
-        self._database.write(
+        self._database.of_queue(name).write(
             lambda c: queues.remove(c, name, force=force, now=self._database.now())
         )
 
@@ -247,7 +252,7 @@ class Admin:
         """
         self.get_queue(queue)
         total = 0
-        while swept := self._database.write(
+        while swept := self._database.of_queue(queue).write(
             lambda c: dequeue.sweep(c, queue, now=self._database.now()).ended
         ):
             total += swept
@@ -261,10 +266,11 @@ class Admin:
 
     def _one(self, get: Callable[..., T | None], id: int) -> T:
         """A message, or an archived one; bare if it cannot be read."""
+        database = self._database.of_message(id)
         try:
-            found = self._database.read(lambda c: get(c, id))
+            found = database.read(lambda c: get(c, id))
         except Unreadable:
-            found = self._database.read(lambda c: get(c, id, bare=True))
+            found = database.read(lambda c: get(c, id, bare=True))
         if found is None:
             raise MessageNotFound(id)
         return found
@@ -276,25 +282,27 @@ class Admin:
         A worker that is at work on it learns that when it next renews the lease; what comes of it
         does not count.
         """
-        queue = self._database.read(lambda c: messages.get(c, id, bare=True))
+        database = self._database.of_message(id)
+        queue = database.read(lambda c: messages.get(c, id, bare=True))
         if queue is None:
             self.get_archived(id)
             return False
-        cancelled = self._database.write(
-            lambda c: archive.cancel(c, id, error=CANCELLED, now=self._database.now()),
+        cancelled = database.write(
+            lambda c: archive.cancel(c, id, error=CANCELLED, now=database.now()),
             repeatable=True,
         )
-        self._database.ring(queue.queue)  # it may have kept others back
-        self._database.ring_of_results(queue.queue)
+        database.ring(queue.queue)  # it may have kept others back
+        database.ring_of_results(queue.queue)
         return cancelled
 
     def peek(self, queue: str, n: int = 10, *, after: int = 0) -> list[Message]:
         """Messages by id, without claiming them; `after` is the last id of the page before."""
         limit = whole("n", n, low=1, high=100_000)
         self.get_queue(queue)
+        database = self._database.of_queue(queue)
         asked: dict[str, Any] = {"limit": limit, "after": after}
         return carefully(
-            lambda bare: self._database.read(lambda c: messages.peek(c, queue, bare=bare, **asked)),
+            lambda bare: database.read(lambda c: messages.peek(c, queue, bare=bare, **asked)),
             lambda found: self.get_message(found.id),
         )
 
@@ -336,14 +344,14 @@ class Admin:
     def replay(self, ids: int | Iterable[int]) -> list[int]:
         """Enqueue archived messages anew, by the ids they had as messages. Returns the new ids.
 
-        All of them or none. The archive keeps them, with what they became.
+        All of them or none, so all have to be on one shard of the store. The archive keeps them, with
+        what they became.
         """
         wanted = [ids] if isinstance(ids, int) else list(ids)
-        replayed = self._database.write(
-            lambda c: archive.replay_messages(c, wanted, now=self._database.now())
-        )
+        database = self._one_shard("replay", wanted)
+        replayed = database.write(lambda c: archive.replay_messages(c, wanted, now=database.now()))
         for queue in replayed.queues:
-            self._database.ring(queue)
+            database.ring(queue)
         return replayed.ids
 
     def replay_all(
@@ -402,13 +410,15 @@ class Admin:
             )
             return purged.forgotten, 0 if purged.found == BATCH else None
 
-        return sum(self._database.write_in_batches(batch))
+        return sum(self._database.of_queue(queue).write_in_batches(batch))
 
     # Workers
 
     def list_workers(self) -> list[WorkerInfo]:
         """All workers, with when they were last heard of."""
-        return self._database.read(lambda c: workers.find(c, now=self._database.now()))
+        return self._everywhere(
+            lambda c: workers.find(c, now=self._database.now()), by=lambda worker: worker.id
+        )
 
     def suspend_worker(self, id: int) -> None:
         """Let a worker claim nothing until resumed."""
@@ -437,9 +447,10 @@ class Admin:
             )
             return released, released.last
 
-        released = self._database.write_in_batches(batch, repeatable=True)
+        database = self._database.of_worker(id)
+        released = database.write_in_batches(batch, repeatable=True)
         for queue in {queue for each in released for queue in each.queues}:
-            self._database.ring(queue)
+            database.ring(queue)
         return sum(each.messages for each in released)
 
     def purge_workers(self, *, silent_for: Duration = 300.0) -> int:
@@ -448,15 +459,19 @@ class Admin:
         What they held comes back when its leases lapse. One that was only slow registers anew.
         """
         age = seconds("silent_for", silent_for)
-        return self._database.write(
-            lambda c: workers.purge(c, silent_for=age, now=self._database.now()), repeatable=True
+        return sum(
+            shard.write(
+                lambda c: workers.purge(c, silent_for=age, now=self._database.now()),
+                repeatable=True,
+            )
+            for shard in self._database.shards
         )
 
     # Streams
 
     def list_streams(self) -> list[StreamInfo]:
         """Who claims batch by batch, by name, with what is claimed now."""
-        return self._database.read(streams.find)
+        return self._everywhere(streams.find, by=lambda stream: stream.name)
 
     def release_stream(self, name: str) -> int:
         """Give back all messages that a stream has claimed. Returns how many.
@@ -464,21 +479,27 @@ class Admin:
         For a stream that nobody will go on with: what it claims does not come back by itself. If
         somebody does work with it, that ends with `StreamTaken`.
         """
-        queue, released = self._database.write(
+        database = self._database.where(lambda c: places.has_stream(c, name))
+        queue, released = database.write(
             lambda c: streams.release(c, name, now=self._database.now()), repeatable=True
         )
-        self._database.ring(queue)
+        database.ring(queue)
         return released
 
     # Counting
 
     def stats(self) -> list[QueueStats]:
         """What every queue holds now, by name."""
-        return self._database.read(lambda c: stats.queue_stats(c, None, now=self._database.now()))
+        return self._everywhere(
+            lambda c: stats.queue_stats(c, None, now=self._database.now()),
+            by=lambda each: each.queue,
+        )
 
     def queue_stats(self, queue: str) -> QueueStats:
         """What one queue holds now."""
-        found = self._database.read(lambda c: stats.queue_stats(c, queue, now=self._database.now()))
+        found = self._database.of_queue(queue).read(
+            lambda c: stats.queue_stats(c, queue, now=self._database.now())
+        )
         if not found:
             raise QueueNotFound(queue)
         return found[0]
@@ -541,9 +562,24 @@ class Admin:
         """Nothing to let go of; here so that it reads like a consumer."""
 
     def _configure(self, name: str, **settings: Any) -> Queue:
-        return self._database.write(
+        return self._database.of_queue(name).write(
             lambda c: queues.configure(c, name, **settings), repeatable=True
         )
+
+    def _everywhere(self, look: Work[list[T]], *, by: Callable[[T], Any]) -> list[T]:
+        """What is found in the database, in its order; over several shards, in the order of this."""
+        pages = [shard.read(look) for shard in self._database.shards]
+        return pages[0] if len(pages) == 1 else sorted(chain.from_iterable(pages), key=by)
+
+    def _one_shard(self, operation: str, ids: list[int]) -> Database:
+        """The database that all these messages are in."""
+        found = {id: self._database.of_message(id) for id in ids}
+        if len(set(found.values())) > 1:
+            for id, database in found.items():
+                if not database.read(lambda c, id=id: places.has_message(c, id)):  # type: ignore[misc]
+                    raise MessageNotFound(id)
+            raise SeveralShards(operation, "pass the messages of one queue at a time")
+        return next(iter(found.values()), self._database.shards[0])
 
     def _remote(self, operation: str) -> Remote:
         if self._database.remote is None:
@@ -560,7 +596,7 @@ class Admin:
         while True:
             asked: dict[str, Any] = {"replayed": replayed, "limit": size, "after": after}
             page = carefully(
-                lambda bare, asked=asked: self._database.read(  # type: ignore[misc]
+                lambda bare, asked=asked: self._database.of_queue(queue).read(  # type: ignore[misc]
                     partial(_find_page, queue, chosen, asked | {"bare": bare})
                 ),
                 lambda found: self.get_archived(found.original_message_id),
@@ -571,21 +607,22 @@ class Admin:
             after = page[-1].id
 
     def _replay_all(self, queue: str, chosen: ArchiveFilter) -> int:
-        total = 0
-        for page in self._find_archived(queue, chosen, replayed=False, size=BATCH, after=0):
-            total += self._replay_once([found.id for found in page])
-            self._database.ring(queue)
+        database, total = self._database.of_queue(queue), 0
+        pages = self._find_archived(queue, chosen, replayed=False, size=BATCH, after=0)
+        batches = ([found.id for found in page] for page in pages)
+        together = [list(batches)] if database.uploads_every_write else ([ids] for ids in batches)
+        for some in together:
+            if any(some):
+                total += database.write(
+                    lambda c, some=some: sum(  # type: ignore[misc]
+                        archive.replay_once(c, ids, now=database.now()) for ids in some
+                    )
+                )
+                database.ring(queue)
         return total
 
-    def _replay_once(self, ids: list[int]) -> int:
-        return (
-            self._database.write(lambda c: archive.replay_once(c, ids, now=self._database.now()))
-            if ids
-            else 0
-        )
-
     def _tell(self, id: int, status: WorkerStatus) -> None:
-        if not self._database.write(
+        if not self._database.of_worker(id).write(
             lambda c: workers.set_status(c, id, status), single=True, repeatable=True
         ):
             raise WorkerNotFound(id)

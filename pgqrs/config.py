@@ -29,6 +29,8 @@ JOURNAL_MODES = ("WAL", "DELETE", "TRUNCATE", "PERSIST", "MEMORY", "OFF")
 SYNCHRONOUS = ("OFF", "NORMAL", "FULL", "EXTRA")
 S3_MODES = ("durable", "local")
 S3_KEY = "pgqrs.sqlite"
+S3_SHARD_BY = ("name", "group")
+MAX_SHARDS = 256
 MORE_THAN_ZERO = (
     *("max_payload_bytes", "max_payload_depth", "max_dequeue_bytes", "max_read_ct", "pool_size"),
     *("lease", "heartbeat", "s3_sync_interval", "s3_timeout"),
@@ -96,6 +98,10 @@ class Config:
     """Seconds to wait for an answer of the bucket."""
     s3_retry_conflicts: bool = False
     """Whether a write that lost a race is repeated by itself instead of raising `ConflictError`."""
+    s3_shards: int | None = None
+    """How many objects the store is spread over, queue by queue; None: it is one object at the key."""
+    s3_shard_by: str = "name"
+    """What decides on which shard a queue is: its `name`, or its `group`, up to the first dot."""
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -112,6 +118,12 @@ class Config:
             raise InvalidConfig(
                 f"s3_mode is {self.s3_mode!r}; expected one of {', '.join(S3_MODES)}"
             )
+        if self.s3_shard_by not in S3_SHARD_BY:
+            raise InvalidConfig(
+                f"s3_shard_by is {self.s3_shard_by!r}; expected one of {', '.join(S3_SHARD_BY)}"
+            )
+        if self.s3_shards is not None and not 1 <= self.s3_shards <= MAX_SHARDS:
+            raise InvalidConfig(f"s3_shards is {self.s3_shards!r}; expected from 1 to {MAX_SHARDS}")
         redact = self.redact_errors
         if not (redact is None or callable(redact) or _IMPORT_PATH.fullmatch(str(redact))):
             raise InvalidConfig(
@@ -261,6 +273,8 @@ class S3Settings:
     sync_interval: float
     max_staleness: float
     timeout: float
+    shards: int | None
+    shard_by: str
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -285,6 +299,8 @@ class S3Settings:
             sync_interval=config.s3_sync_interval,
             max_staleness=staleness if config.s3_max_staleness is None else config.s3_max_staleness,
             timeout=config.s3_timeout,
+            shards=config.s3_shards,
+            shard_by=config.s3_shard_by,
         )
 
 

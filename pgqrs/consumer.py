@@ -284,8 +284,9 @@ class Holder:
             held, self._extending(lease), single=True, repeatable=True, wait=wait
         )
         left = _without(held, extended)
-        for holds in left:
-            self._database.read(partial(message_rows.check_lease, holds=holds, lease=lease))
+        for database, some in self._by_database(left).items():
+            for holds in some:
+                database.read(partial(message_rows.check_lease, holds=holds, lease=lease))
         _refuse_lost(left, claimed_again)
 
     def _extending(
@@ -392,13 +393,30 @@ class Holder:
         repeatable: bool = False,
         wait: float | None = None,
     ) -> C:
-        def change(connection: Connection) -> C:
-            return reduce(or_, (work(connection, holds) for holds in held))
+        def change(some: list[Holds], connection: Connection) -> C:
+            return reduce(or_, (work(connection, holds) for holds in some))
 
-        single = single and len(held) == 1
-        if wait is not None:
-            return self._database.write_within(change, wait=wait, single=single)
-        return self._database.write(change, single=single, repeatable=repeatable)
+        changed: list[C] = []
+        for database, some in self._by_database(held).items():
+            alone, now = single and len(some) == 1, partial(change, some)
+            if wait is not None:
+                changed.append(database.write_within(now, wait=wait, single=alone))
+            else:
+                changed.append(database.write(now, single=alone, repeatable=repeatable))
+        return reduce(or_, changed)
+
+    def _by_database(self, held: list[Holds]) -> dict[Database, list[Holds]]:
+        """What is held, by the database that it is in: nearly always one."""
+        if not self._database.is_sharded:
+            return {self._database: held}
+        found: dict[Database, list[Holds]] = {}
+        for worker_id, tokens in held:
+            apart: dict[Database, dict[int, int | None]] = {}
+            for id, token in tokens.items():
+                apart.setdefault(self._database.of_message(id), {})[id] = token
+            for database, some in apart.items():
+                found.setdefault(database, []).append(Holds(worker_id, some))
+        return found or {self._database.shards[0]: held}
 
     def _held(self, messages: Iterable[Held]) -> tuple[list[Holds], set[int]]:
         """What is held, by worker: nearly always one. And the ids of messages that are given twice, as
@@ -510,6 +528,7 @@ class Consumer(Holder):
         presence: Presence | None = None,
     ) -> None:
         """`presence` is the row of a worker that consumes from several queues."""
+        database = database.of_queue(queue)
         super().__init__(database)
         self.queue = queue
         self._lease = None if lease is None else seconds("lease", lease)

@@ -66,7 +66,8 @@ def store_for(given: Any = None, *, is_async: bool = False) -> Any:
 
 
 def store_on(database: Any) -> StoreOfCall:
-    """The stores on a database that threads can use."""
+    """The stores on a database that threads can use; of a shard, those on the whole store."""
+    database = database.whole
 
     def find(is_async: bool) -> Any:
         if is_async:

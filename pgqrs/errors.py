@@ -549,6 +549,18 @@ class NotSupported(PgqrsError):
         self.backend = backend
 
 
+class SeveralShards(NotSupported):
+    """This needs one transaction, and what it is about is on several shards of the store."""
+
+    def __init__(self, operation: str, instead: str) -> None:
+        PgqrsError.__init__(
+            self, f"{operation}: no transaction covers several shards of a store; {instead}"
+        )
+        self.operation = operation
+        self.backend = "s3"
+        self.instead = instead
+
+
 class NotExclusive(PgqrsError):
     """Another process has the SQLite file open."""
 

@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from copy import copy
 from datetime import UTC, datetime
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -62,7 +63,7 @@ class Handle(Generic[R]):
         self, database: Database, queue: str, id: int, decode: Decode, *, task: str | None = None
     ) -> None:
         """`task` is the name of the task; None: of any, or of none."""
-        self._database = database
+        self._database = database.of_queue(queue)
         self._decode = decode
         self._task = task
         self.queue = queue
@@ -119,7 +120,7 @@ class AsyncHandle(Generic[R]):
         self, reach: Reach, queue: str, id: int, decode: Decode, *, task: str | None = None
     ) -> None:
         """`task` is the name of the task; None: of any, or of none."""
-        self._reach = reach
+        self._reach = reach.of_queue(queue)
         self._decode = decode
         self._task = task
         self.queue = queue
@@ -246,6 +247,12 @@ class Reach:
         self._given: Database = store._database
         self._bridge = getattr(store, "_bridge", None)
         self._within = getattr(store, "_within", None)
+
+    def of_queue(self, queue: str) -> Reach:
+        """The same for the shard that a queue is on."""
+        reach = copy(self)
+        reach.database = self.database.of_queue(queue)
+        return reach
 
     async def write(self, call: Callable[[Database], T]) -> T:
         """Call this with the database; if the store is a transaction, inside of it."""

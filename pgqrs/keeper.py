@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from weakref import WeakKeyDictionary, ref
 
 from pgqrs.bell import Bell
@@ -278,6 +279,41 @@ class Keeper:
         lease.lose()
 
 
+class Keepers:
+    """The keepers of a worker: one, but for a store of several shards. One that does not answer holds up
+    no other.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._all = {shard: Keeper(partial(_itself, shard)) for shard in database.shards}
+
+    def keep(self, leases: Sequence[Lease]) -> None:
+        """Renew these from now on. All are of one queue."""
+        if leases:
+            self._all[self._database.of_queue(leases[0].message.queue)].keep(leases)
+
+    def forget(self, *leases: Lease) -> None:
+        """Do not renew these any more."""
+        for keeper in self._all.values():
+            keeper.forget(*leases)
+
+    def forget_all(self, *, wait: float) -> None:
+        """Renew nothing any more. Waits so many seconds at most for renewals that are under way."""
+        deadline = time.monotonic() + wait
+        for keeper in self._all.values():
+            keeper.forget_all(wait=max(0.0, deadline - time.monotonic()))
+
+    def renew(self, *, everything: bool = False) -> None:
+        """Renew what is due, or everything."""
+        for keeper in self._all.values():
+            keeper.renew(everything=everything)
+
+
+def _itself(database: Database) -> Database:
+    return database
+
+
 class _Way:
     """How a keeper reaches the database: by a connection of its own, if there is one to be had, so that
     it waits for no connection of others.
@@ -327,10 +363,11 @@ def forget_leases(database: Database, *, wait: float = 1.0) -> None:
     """Renew nothing any more in this database, which is about to be closed. Waits so many seconds at
     most for a renewal that is under way.
     """
-    with _lock:
-        keeper = _of_stores.pop(database, None)
-    if keeper is not None:
-        keeper.forget_all(wait=wait)
+    for shard in database.shards:
+        with _lock:
+            keeper = _of_stores.pop(shard, None)
+        if keeper is not None:
+            keeper.forget_all(wait=wait)
 
 
 def keeper_of(database: Database, reach: Callable[[], Database | None] | None = None) -> Keeper:

@@ -15,12 +15,13 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from sqlalchemy import Table
+from sqlalchemy import Connection, Table
 
-from pgqrs.errors import CopyMismatch, CopyRefused, InvalidArgument
-from pgqrs.repositories import moving
+from pgqrs.errors import CopyMismatch, CopyRefused, InvalidArgument, SeveralShards
+from pgqrs.repositories import moving, places
 from pgqrs.repositories.moving import Fingerprint, Row
-from pgqrs.stores import Database, Work
+from pgqrs.repositories.places import Kin
+from pgqrs.stores import Database
 
 PAGE = 500
 
@@ -54,18 +55,39 @@ class Opened(Protocol):
 
 
 class Step(NamedTuple):
-    """A work for one of the two."""
+    """A function over a connection, for one of the two."""
 
     there: bool
     changes: bool
-    work: Work[Any]
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
 
     def run(self, database: Database) -> Any:
-        """Do it."""
+        """Do it; in a store of several shards, on each of them as the function needs it."""
         if self.changes:
             database.forget_store_id()
-            return database.write(self.work, repeatable=True)
-        return database.read(self.work)
+        if is_spread(database):
+            return _OVER_SHARDS[self.function](self, database)
+        return self.on(database)
+
+    def on(self, database: Database) -> Any:
+        """Do it on one database."""
+        if self.changes:
+            return database.write(self._work, repeatable=True)
+        return database.read(self._work)
+
+    def each(self, database: Database) -> list[Any]:
+        """Do it on each shard of a store."""
+        return [self.on(shard) for shard in database.shards]
+
+    def _work(self, connection: Connection) -> Any:
+        return self.function(connection, *self.arguments, **self.options)
+
+
+def is_spread(database: Database) -> bool:
+    """True for the database of a store of several shards."""
+    return database.shards[0] is not database
 
 
 Steps = Generator[Step, Any, list[CopiedTable]]
@@ -103,15 +125,20 @@ class _Meter:
             self._tell(CopyProgress(doing, table.name, min(self._done, self._total), self._total))
 
 
-def steps(progress: Progress | None) -> Steps:
-    """Copy everything that is here to there."""
+def steps(progress: Progress | None, *, spread: bool) -> Steps:
+    """Copy everything that is here to there; `spread` over its shards, if it has several."""
     tables, total = moving.tables(), 0
+    if spread:
+        highest = 0
+        for table in moving.counted_tables():
+            highest = max(highest, (yield _here(moving.counter, table)))
+        yield _change(make_room, highest)
     for table in tables:
         total += yield _here(moving.count, table)
     meter = _Meter(progress, 3 * total)
     for table in tables:
         after = yield from _resume(table, meter)
-        yield from _copy(table, after, meter)
+        yield from _copy(table, after, meter, spread=spread)
     yield from _go_on_numbering()
     # Whoever holds a message of the one may end it in the other.
     yield _change(moving.take_over, (yield _here(moving.made_at)))
@@ -122,15 +149,15 @@ def steps(progress: Progress | None) -> Steps:
 
 
 def _here(function: Callable[..., Any], *args: Any, **options: Any) -> Step:
-    return Step(False, False, lambda connection: function(connection, *args, **options))
+    return Step(False, False, function, args, options)
 
 
 def _there(function: Callable[..., Any], *args: Any, **options: Any) -> Step:
-    return Step(True, False, lambda connection: function(connection, *args, **options))
+    return Step(True, False, function, args, options)
 
 
 def _change(function: Callable[..., Any], *args: Any) -> Step:
-    return Step(True, True, lambda connection: function(connection, *args))
+    return Step(True, True, function, args, {})
 
 
 def _resume(table: Table, meter: _Meter) -> Generator[Step, Any, Row | None]:
@@ -150,9 +177,14 @@ def _resume(table: Table, meter: _Meter) -> Generator[Step, Any, Row | None]:
     return last
 
 
-def _copy(table: Table, after: Row | None, meter: _Meter) -> Generator[Step, Any, None]:
+def _copy(
+    table: Table, after: Row | None, meter: _Meter, *, spread: bool
+) -> Generator[Step, Any, None]:
     while rows := (yield _here(moving.page, table, after=after, limit=PAGE)):
-        yield _change(moving.put, table, rows)
+        if spread:
+            yield _change(put_spread, table, rows, (yield _here(places.queues_of, table, rows)))
+        else:
+            yield _change(moving.put, table, rows)
         after = moving.key_of(table, rows[-1])
         meter.add("copying", table, len(rows))
 
@@ -181,3 +213,70 @@ def _fingerprint(
         after = moving.key_of(table, rows[-1])
         meter.add("comparing", table, len(rows))
     return found
+
+
+# Over the shards of a store: see `pgqrs.stores.placement`
+
+
+def make_room(connection: Connection, highest: int) -> None:
+    """Give only ids above this one, which the rows that come have. Only in shards."""
+    raise AssertionError("a store of one database numbers its rows as the other one did")
+
+
+def put_spread(connection: Connection, table: Table, rows: list[Row], queues: list[Kin]) -> None:
+    """Add rows, each on the shard of its queue."""
+    raise AssertionError("a store of one database has no shards")
+
+
+def _make_room(step: Step, database: Database) -> None:
+    for shard in database.shards:
+        shard.move_above(*step.arguments)
+
+
+def _put_spread(step: Step, database: Database) -> None:
+    table, rows, queues = step.arguments
+    of_shard: dict[Database, list[Row]] = {}
+    for row, kin in zip(rows, queues, strict=True):
+        found = {database.of_queue(queue): queue for queue in kin}
+        if len(found) > 1:
+            raise SeveralShards(
+                "copy_to",
+                f"runs of the queues {' and '.join(map(repr, found.values()))} belong to each other; "
+                "place these queues together, with shard_by=group, or purge the runs",
+            )
+        shard = next(iter(found), database.shards[0])
+        of_shard.setdefault(shard, []).append(row)
+    for shard, own in of_shard.items():
+        Step(True, True, moving.put, (table, own), {}).on(shard)
+
+
+def _first_page(step: Step, database: Database) -> list[Row]:
+    (table,), limit = step.arguments, step.options["limit"]
+    rows = [row for page in step.each(database) for row in page]
+    return sorted(rows, key=lambda row: moving.key_of(table, row))[:limit]
+
+
+def _all_rows(step: Step, database: Database) -> list[Row]:
+    return [row for rows in step.each(database) for row in rows]
+
+
+def _known_queues(step: Step, database: Database) -> list[Kin]:
+    """What all shards together know."""
+    found = zip(*step.each(database), strict=True)
+    return [tuple(queue for kin in kins for queue in kin) for kins in found]
+
+
+_OVER_SHARDS: dict[Callable[..., Any], Callable[[Step, Database], Any]] = {
+    moving.count: lambda step, database: sum(step.each(database)),
+    moving.page: _first_page,
+    moving.same: _all_rows,
+    moving.last_key: lambda _step, _database: None,  # does not say how far each of them is filled
+    moving.counter: lambda step, database: max(step.each(database)),
+    moving.set_counter: lambda _step, _database: None,  # each goes on in a range of its own
+    moving.made_at: lambda step, database: step.on(database.shards[0]),
+    moving.take_over: lambda step, database: step.each(database),
+    places.queues_of: _known_queues,
+    make_room: _make_room,
+    put_spread: _put_spread,
+}
+"""What becomes of a function where there are several shards."""

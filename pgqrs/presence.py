@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 from pgqrs.errors import ConflictError, StoreUnavailable
@@ -108,3 +109,51 @@ class Presence(Forking):
         )
         self._heard_at = time.monotonic()
         return id
+
+
+class Presences:
+    """The row of a worker of several queues; in a store of several shards, one on each of theirs."""
+
+    def __init__(
+        self, database: Database, queues: Sequence[str], *, hostname: str | None, port: int
+    ) -> None:
+        of_shard: dict[Database, list[str]] = {}
+        for queue in queues:
+            of_shard.setdefault(database.of_queue(queue), []).append(queue)
+        self._database = database
+        self._all = {
+            shard: Presence(
+                shard, some[0] if len(some) == 1 else None, hostname=hostname, port=port
+            )
+            for shard, some in of_shard.items()
+        }
+
+    def of(self, queue: str) -> Presence:
+        """The row that messages of a queue are held by."""
+        return self._all[self._database.of_queue(queue)]
+
+    @property
+    def worker_id(self) -> int | None:
+        """The id of the row, the first of them; None while there is none."""
+        return next(iter(self._all.values())).worker_id
+
+    def open(self) -> None:
+        """Register, unless that was done."""
+        for presence in self._all.values():
+            presence.open()
+
+    def beats_in(self) -> float:
+        """Seconds until the next sign of life is due."""
+        return min(presence.beats_in() for presence in self._all.values())
+
+    def heartbeat(self) -> WorkerStatus:
+        """A sign of life where it is due. Returns what the worker was told to be: stopped, if one of its
+        rows was.
+        """
+        told = [each.heartbeat() for each in self._all.values() if each.beats_in() <= 0]
+        return WorkerStatus.STOPPED if WorkerStatus.STOPPED in told else WorkerStatus.READY
+
+    def close(self) -> None:
+        """Take the rows away."""
+        for presence in self._all.values():
+            presence.close()

@@ -75,7 +75,7 @@ class Producer:
         codec: str | None = None,
     ) -> None:
         """`codec` names what the payloads are, if they are not plain JSON."""
-        self._database = database
+        self._database = database = database.of_queue(queue)
         self.queue = queue
         self._codec = codec
         self._presence = (

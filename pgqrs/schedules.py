@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from sqlalchemy import Connection
@@ -25,12 +25,13 @@ from pgqrs.errors import (
     InvalidPayload,
     QueueNotFound,
     ScheduleNotFound,
+    SeveralShards,
     StoreClosed,
     StoreUnavailable,
 )
 from pgqrs.payloads import Batch, encode, encode_headers
 from pgqrs.producer import HIGHEST_PRIORITY, LOWEST_PRIORITY, MAX_HEADER_BYTES
-from pgqrs.repositories import messages, queues, schedules, starting
+from pgqrs.repositories import messages, places, queues, schedules, starting
 from pgqrs.repositories.reading import carefully
 from pgqrs.repositories.schedules import Backfill
 from pgqrs.sqltypes import Undecodable
@@ -109,43 +110,67 @@ class Schedules:
                 when, cron=cron, every=interval, timezone=timezone, start=start
             )
 
+        database = self._database.of_queue(values["queue_name"])
+        self._refuse_elsewhere(name, database)
+
         def work(connection: Connection) -> Schedule:
-            now = self._database.now()
+            now = database.now()
             queues.get(connection, values["queue_name"])
             return schedules.create(connection, values, replace=replace, first=first, now=now)
 
         try:
-            return self._database.write(work)
+            return database.write(work)
         except QueueNotFound:
             if queue is not None or own_queue is None:
                 raise
-        Admin(self._database).create_queue(own_queue, if_not_exists=True)
-        return self._database.write(work)
+        Admin(database).create_queue(own_queue, if_not_exists=True)
+        return database.write(work)
+
+    def _refuse_elsewhere(self, name: str, database: Database) -> None:
+        """A name is that of one schedule, on whatever shard."""
+        for shard in self._database.shards:
+            if shard is not database and shard.read(lambda c: places.has_schedule(c, name)):
+                raise SeveralShards(
+                    "create",
+                    f"schedule {name!r} is on the shard of another queue; delete it first, or take "
+                    "another name",
+                )
+
+    def _of(self, name: str) -> Database:
+        """The database that a schedule is in."""
+        return self._database.where(lambda c: places.has_schedule(c, name))
 
     def get(self, name: str) -> Schedule:
         """A schedule, and when it ticks next."""
-        return self._database.read(lambda c: schedules.get(c, name))
+        return self._of(name).read(lambda c: schedules.get(c, name))
 
     def list_schedules(self) -> list[Schedule]:
         """All schedules, by name. One that cannot tick says why: its `error`."""
-        return carefully(
-            lambda bare: self._database.read(schedules.find_bare if bare else schedules.find),
-            lambda found: self.get(found.name),
-        )
+        pages = [
+            carefully(
+                lambda bare, shard=shard: shard.read(  # type: ignore[misc]
+                    schedules.find_bare if bare else schedules.find
+                ),
+                lambda found: self.get(found.name),
+            )
+            for shard in self._database.shards
+        ]
+        by_name = sorted(chain.from_iterable(pages), key=lambda schedule: schedule.name)
+        return pages[0] if len(pages) == 1 else by_name
 
     def delete(self, name: str) -> None:
         """Forget a schedule. What it has enqueued stays."""
-        self._database.write(lambda c: schedules.remove(c, name))
+        self._of(name).write(lambda c: schedules.remove(c, name))
 
     def pause(self, name: str) -> Schedule:
         """No more ticks until resumed."""
-        return self._database.write(lambda c: schedules.change(c, name, paused=True))
+        return self._of(name).write(lambda c: schedules.change(c, name, paused=True))
 
     def resume(self, name: str) -> Schedule:
         """Tick again. Those that came meanwhile are missed ones. A schedule that could not tick is tried
         again at once.
         """
-        return self._database.write(lambda c: schedules.resume(c, name))
+        return self._of(name).write(lambda c: schedules.resume(c, name))
 
     def trigger(self, name: str) -> int:
         """Enqueue it once now, out of turn. Returns the id of the message, or of the run."""
@@ -155,7 +180,7 @@ class Schedules:
             schedule = schedules.get(connection, name)
             return schedule.queue, _enqueue(connection, schedule, [None], self._database, now)
 
-        queue, (id,) = self._database.write(work)
+        queue, (id,) = self._of(name).write(work)
         self._database.ring(queue)
         return id
 
@@ -213,13 +238,16 @@ class Schedules:
             schedules.note_backfills(connection, schedule.name, others + going_on)
             return ids, following
 
-        done = self._database.write(work)
+        done = self._database.of_queue(schedule.queue).write(work)
         if done[0]:
             self._database.ring(schedule.queue)
         return done
 
     def tick(self) -> int:
         """Enqueue what is due. Workers do this. Returns how many messages."""
+        return sum(Schedules(shard)._tick() for shard in self._database.shards)
+
+    def _tick(self) -> int:
         total = 0
         for name in self._database.read(lambda c: schedules.due(c, now=self._database.now())):
             try:
@@ -234,8 +262,11 @@ class Schedules:
 
     def next_in(self) -> float:
         """Seconds until it is worth looking again."""
-        found = self._database.read(lambda c: schedules.next_in(c, now=self._database.now()))
-        return SELDOM if found is None else min(SELDOM, max(0.0, found))
+        found = [
+            shard.read(lambda c: schedules.next_in(c, now=self._database.now()))
+            for shard in self._database.shards
+        ]
+        return min([SELDOM, *(max(0.0, due) for due in found if due is not None)])
 
     def _tick_one(self, name: str) -> int:
         try:

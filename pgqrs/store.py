@@ -124,6 +124,13 @@ class Store:
         """The runs of workflows."""
         return Workflows(self._database)
 
+    def shard(self, queue: str) -> Self:
+        """The part of the store that a queue is in, as a store: for what cannot be done over several
+        objects in S3, such as transactions of your own. Close the whole store, not this. A store that
+        is one database is its own part.
+        """
+        return type(self)._of(self._database.of_queue(queue))
+
     def using(self, owner: Owner) -> Transaction:
         """Enqueue and end claims inside the transaction of this connection or session.
 

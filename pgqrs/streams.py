@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from pgqrs.consumer import SWEEPS, set_unreadable_aside
 from pgqrs.errors import ConstraintViolated, WorkerNotFound
 from pgqrs.presence import Presence
-from pgqrs.repositories import streams
+from pgqrs.repositories import places, streams
 from pgqrs.repositories.reading import Unreadable, telling
 from pgqrs.repositories.streams import Batch, Owned
 from pgqrs.stores import Database
@@ -32,7 +32,7 @@ class Stream:
     def __init__(self, database: Database, name: str, queue: str) -> None:
         self.name = name
         self.queue = queue
-        self._database = database
+        self._database = database = database.of_queue(queue)
         self._presence = Presence(database, queue)
         self._owned: Owned | None = None
 
@@ -102,13 +102,19 @@ class Stream:
         self._presence.close()
 
 
+def _of_stream(database: Database, name: str) -> Database:
+    return database.where(lambda c: places.has_stream(c, name))
+
+
 def batches(database: Database, name: str, *, after: int, through: int) -> list[Batch]:
     """The batches of a stream with these numbers that are claimed."""
+    database = _of_stream(database, name)
     return database.read(lambda c: streams.batches(c, name, after=after, through=through))
 
 
 def acknowledge(database: Database, name: str, *, through: int) -> int:
     """Acknowledge all batches of a stream up to this one. Returns how many messages that were."""
+    database = _of_stream(database, name)
     queue, total = database.write(
         lambda c: streams.acknowledge(c, name, through=through, now=database.now()), repeatable=True
     )
@@ -120,6 +126,7 @@ def end(database: Database, name: str) -> int:
     """Acknowledge all that a stream has claimed, and forget the stream. Returns how many messages that
     were.
     """
+    database = _of_stream(database, name)
     queue, total = database.write(
         lambda c: streams.end(c, name, now=database.now()), repeatable=True
     )

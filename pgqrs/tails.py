@@ -24,7 +24,7 @@ class Tail:
 
     def __init__(self, database: Database, queue: str) -> None:
         self.queue = queue
-        self._database = database
+        self._database = database.of_queue(queue)
         self._mark = 0
         """Everything up to here that will ever be there, is."""
         self._coming: _Coming | None = None

@@ -129,7 +129,7 @@ class StoreBackend:
                 return None
             except (TaskFailed, TaskCancelled, TaskExpired):
                 pass  # it is over: how, the archive says
-        reach = Reach(self.store)
+        reach = Reach(self.store).of_queue(self.queue)
         ended = await reach.run(reach.database.read, lambda c: archive.outcome(c, task_id))
         return None if ended is None else _result(ended)
 

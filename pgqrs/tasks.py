@@ -257,6 +257,7 @@ class Task(Generic[P, R]):
         return Reach(store)
 
     def _enqueue(self, database: Database, call: Call) -> Handle[R]:
+        database = database.of_queue(self.queue)
         producer = Producer(database, self.queue, codec=self.codec)
         payload, options = self.encode(call), _with_headers(self._options)
         id = with_queue(database, self.queue, lambda: producer.enqueue(payload, **options))
@@ -270,6 +271,7 @@ class Task(Generic[P, R]):
         groups: Iterable[str | None] | None,
     ) -> list[Handle[R]]:
         payloads, options = self._payloads(calls, keys, groups)
+        database = database.of_queue(self.queue)
         producer = Producer(database, self.queue, codec=self.codec)
         ids = with_queue(database, self.queue, lambda: producer.enqueue_many(payloads, **options))
         return [self._handle(database, id) for id in ids]
@@ -315,6 +317,7 @@ class Task(Generic[P, R]):
         return [self._async_handle(reach, id) for id in ids]
 
     def _new(self, database: Database, call: Call) -> NewMessages:
+        database = database.of_queue(self.queue)
         producer = Producer(database, self.queue, codec=self.codec)
         new = producer._one(self.encode(call), **_with_headers(self._options))
         return new._replace(creates_queue=True)
@@ -327,6 +330,7 @@ class Task(Generic[P, R]):
         groups: Iterable[str | None] | None,
     ) -> NewMessages:
         payloads, options = self._payloads(calls, keys, groups)
+        database = database.of_queue(self.queue)
         producer = Producer(database, self.queue, codec=self.codec)
         return producer._many(payloads, **options)._replace(creates_queue=True)
 

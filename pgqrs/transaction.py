@@ -40,7 +40,7 @@ class Transaction(Holder):
                 "this connection is in AUTOCOMMIT, so there is no transaction to be part of; use one "
                 'of engine.execution_options(isolation_level="READ COMMITTED"), or store.producer()',
             )
-        super().__init__(BorrowedConnection(database, connection))
+        super().__init__(BorrowedConnection(database.of_connection(connection), connection))
 
     @property
     def workflows(self) -> TransactionWorkflows:
@@ -147,7 +147,7 @@ class TransactionWorkflows:
 
     def signal(self, run_id: int, name: str, payload: Any = None) -> None:
         """Say something to a run, once the transaction is committed."""
-        run: Run[Any] = Run(self._database, run_id)
+        run: Run[Any] = Run(self._database.of_run(run_id), run_id)
         run.signal(name, payload)
 
 

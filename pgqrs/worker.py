@@ -60,15 +60,16 @@ from pgqrs.errors import (
 from pgqrs.handlers import Delivery, Handler, Job, Load, Route
 from pgqrs.hooks import Hook, Hooks
 from pgqrs.isolation import Isolation
-from pgqrs.keeper import Keeper, grants
+from pgqrs.keeper import Keepers, grants
 from pgqrs.leaving import Leaving, Running
 from pgqrs.outcomes import Failed, GivenBack, Outcome
-from pgqrs.presence import Presence
+from pgqrs.presence import Presences
 from pgqrs.processes import Processes
 from pgqrs.retry import Retry
 from pgqrs.schedules import Schedules
 from pgqrs.slots import LoopSlots, ThreadSlots
 from pgqrs.store import Store
+from pgqrs.stores import Database
 from pgqrs.stores.wakeups import SELDOM
 from pgqrs.tasks import Task, TaskRoute, as_task
 from pgqrs.types import Duration, Message, WorkerStatus, seconds, whole
@@ -157,10 +158,9 @@ class Worker:
             raise InvalidArgument("queues", "a worker needs at least one queue")
         self._capacity = self._concurrency * max([1, *(job.batch for job in self._jobs.values())])
 
-        only = self.queues[0] if len(self.queues) == 1 else None
-        self._presence = Presence(database, only, hostname=hostname, port=port)
+        self._presences = Presences(database, self.queues, hostname=hostname, port=port)
         self._sources = [
-            _Source(Consumer(database, name, lease=lease, presence=self._presence))
+            _Source(Consumer(database, name, lease=lease, presence=self._presences.of(name)))
             for name in self.queues
         ]
         self._holder = Holder(database)
@@ -171,7 +171,7 @@ class Worker:
         around = Hooks(hooks)
         self._threads = ThreadSlots(self._concurrency, self._report, around)
         self._tasks = LoopSlots(self._concurrency, self._report, around)
-        self._keeper = Keeper(lambda: database)
+        self._keeper = Keepers(database)
         self._endings = Endings(self._holder, self._keeper.forget, log_messages=log_messages)
         self._schedules = Schedules(database)
         self._timeouts = Duty("time limits", self._end_overdue)
@@ -196,7 +196,7 @@ class Worker:
     @property
     def worker_id(self) -> int | None:
         """Its row among the workers; None while it does not run."""
-        return self._presence.worker_id
+        return self._presences.worker_id
 
     # Running
 
@@ -242,7 +242,7 @@ class Worker:
         self._broken = None
         try:
             self._create_queues()
-            self._presence.open()
+            self._presences.open()
             logger.info("worker %s handles %s", self.worker_id, ", ".join(self.queues))
             for duty in self._duties:
                 duty.start()
@@ -268,7 +268,7 @@ class Worker:
         self._threads.close()
         self._processes.close()
         with suppress(PgqrsError):  # the row is purged with those of the dead
-            self._presence.close()
+            self._presences.close()
 
     def _work(self, until_empty: bool) -> None:
         for source in self._sources:
@@ -370,7 +370,7 @@ class Worker:
             source.look_at = time.monotonic() + pause
             chosen = self._isolation.sift(found, len(self._aboard))
             if chosen:
-                self._start(chosen, asked)
+                self._start(chosen, asked, source.consumer._database)
             if len(chosen) < len(
                 found
             ):  # some were given back: nothing more until they had their turn
@@ -433,8 +433,8 @@ class Worker:
         looks = [source.look_at - now if source.sleeps_at(now) else 0.0 for source in self._sources]
         return min(again_in, *looks)
 
-    def _start(self, messages: list[Message], claimed_at: float) -> None:
-        holder, database = self._holder, self._database
+    def _start(self, messages: list[Message], claimed_at: float, database: Database) -> None:
+        holder = self._holder
         deliveries = [
             Delivery(message, holder=holder, database=database, claimed_at=claimed_at, lease=lease)
             for message, lease in zip(messages, grants(messages), strict=True)
@@ -513,11 +513,11 @@ class Worker:
 
     def _beat(self) -> float:
         """Give a sign of life."""
-        if (early := self._presence.beats_in()) > 0:
+        if (early := self._presences.beats_in()) > 0:
             return early
-        if self._presence.heartbeat() is WorkerStatus.STOPPED:
+        if self._presences.heartbeat() is WorkerStatus.STOPPED:
             self.stop()
-        return self._presence.beats_in()
+        return self._presences.beats_in()
 
     def _tick(self) -> float:
         """Enqueue what schedules have due."""

@@ -64,7 +64,7 @@ class AsyncAdmin(Facade):
         there = getattr(store, "_bridge", None)
         if not isinstance(there, Bridge):
             raise InvalidArgument("store", "expected an AsyncStore; Admin copies to a Store")
-        steps = moving.steps(progress)
+        steps = moving.steps(progress, spread=moving.is_spread(store._database))
         answer: Any = None
         while True:
             try:

@@ -30,6 +30,8 @@ class S3Store(AsyncStore):
         sync_interval: float | None = None,
         max_staleness: float | None = None,
         timeout: float | None = None,
+        shards: int | None = None,
+        shard_by: str | None = None,
         upgrade: bool = True,
         clock: Clock | None = None,
         **settings: Any,
@@ -38,7 +40,9 @@ class S3Store(AsyncStore):
 
         In `durable` mode, the default, a write returns once it is in the bucket; in `local` mode it is
         uploaded afterwards. `cache` is the directory for local copies, or `:memory:`. What is not given
-        is what the environment says. Further settings are the fields of `Config`.
+        is what the environment says. With `shards` the store is so many objects below the key, and each
+        queue is in one of them, by its `name` or by its `group` (`shard_by`). Further settings are the
+        fields of `Config`.
 
         With `upgrade`, the default here, tables are created or migrated when the store is opened, and
         queues are created by their first producer.
@@ -51,6 +55,8 @@ class S3Store(AsyncStore):
             "sync_interval": sync_interval,
             "max_staleness": max_staleness,
             "timeout": timeout,
+            "shards": shards,
+            "shard_by": shard_by,
         }
         named = {f"s3_{name}": value for name, value in given.items() if value is not None}
         for name in named.keys() & settings.keys():
@@ -87,8 +93,9 @@ class S3Store(AsyncStore):
 
     async def close(self) -> None:
         """Upload what is left to upload in local mode, and let go of everything."""
-        if self._s3._async_engine is not None:
-            await self._s3._async_engine.dispose()
+        for shard in self._database.shards:
+            if (engine := getattr(shard, "_async_engine", None)) is not None:
+                await engine.dispose()
         await super().close()
 
     @property

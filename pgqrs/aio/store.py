@@ -137,6 +137,13 @@ class AsyncStore(Facade):
         """The runs of workflows."""
         return AsyncWorkflows(self._bridge, self._database)
 
+    def shard(self, queue: str) -> Self:
+        """The part of the store that a queue is in, as a store: for what cannot be done over several
+        objects in S3, such as transactions of your own. Close the whole store, not this. A store that
+        is one database is its own part.
+        """
+        return type(self)._of(self._database.of_queue(queue), self._bridge)
+
     def using(self, owner: AsyncOwner) -> AsyncTransaction:
         """Enqueue and end claims inside the transaction of this connection or session.
 

@@ -135,7 +135,8 @@ class AsyncRun(Generic[T_co]):
         loop, rung = asyncio.get_running_loop(), asyncio.Event()
         deadline = None if timeout is None else loop.time() + seconds("timeout", timeout)
         ring = partial(loop.call_soon_threadsafe, rung.set)
-        with self._sync._database.wakeups.doorbell(RESULTS, ring):
+        database = await self._bridge.run(lambda: self._sync._database)
+        with database.wakeups.doorbell(RESULTS, ring):
             for pause, tell in pauses():
                 rung.clear()
                 if tell:
@@ -152,7 +153,7 @@ class AsyncRun(Generic[T_co]):
         context = current()
         if context is not None:
             _refuse_in_sync_body(context, "signal")
-            database = self._sync._database
+            database = await self._bridge.run(lambda: self._sync._database)
             await signal_run(
                 context, self.id, name, payload, database=database, bridge=self._bridge
             )
@@ -263,8 +264,9 @@ class AsyncWorkflows:
     ) -> T:
         """Start a run and run it here to its end. `workflow.run_inline(…)` reads better."""
         refuse_in_body("run_inline", "use `workflow.start(…)`, or do it in a step")
-        call = (self._database, workflow, args, kwargs or {})
-        hold = holding(self._database, keeper_for(self._database, self._bridge))
+        database = self._database.of_queue(workflow.queue)
+        call = (database, workflow, args, kwargs or {})
+        hold = holding(database, keeper_for(database, self._bridge))
         if workflow.is_async:
             ended = await run_inline_async(
                 *call,
@@ -285,8 +287,9 @@ class AsyncWorkflows:
         workflow in this event loop, a sync one in a thread.
         """
         workflows, reach = registry(known), self._reach()
-        call = (self._database, workflows, message)
-        hold = holding(self._database, keeper_for(self._database, self._bridge))
+        database = self._database.of_queue(message.queue)
+        call = (database, workflows, message)
+        hold = holding(database, keeper_for(database, self._bridge))
         with hold(message, reach, is_fresh=False) as watch:
             if is_async(message, workflows):
                 return await execute_async(

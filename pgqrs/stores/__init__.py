@@ -34,5 +34,6 @@ def database_class(name: str) -> Any:
 def open_database(config: Config, engine: Engine | None = None, **options: Any) -> Database:
     """The database that the configuration names, or the one behind the application's engine."""
     name = engine.dialect.name if engine is not None else config.url.get_backend_name()
-    database: Database = database_class(name)(config, engine=engine, **options)
+    kind = database_class(name).kind_for(config)
+    database: Database = kind(config, engine=engine, **options)
     return database

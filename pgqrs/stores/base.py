@@ -29,8 +29,10 @@ from pgqrs.errors import (
     CommitUncertain,
     ConflictError,
     InvalidConfig,
+    NotSupported,
     PgqrsError,
     SchemaNotInstalled,
+    SeveralShards,
     StoreClosed,
     StoreUnavailable,
     UpgradeRequired,
@@ -120,6 +122,11 @@ class Database(Forking, ABC):
         self.limited: set[str] = set()
         """Queues that were found to have limits: what ends there makes room for others."""
         self.result_watch: ResultWatch | None = None
+
+    @classmethod
+    def kind_for(cls, config: Config) -> type[Database]:
+        """The class for this configuration: this one, or one of several databases of this kind."""
+        return cls
 
     # When the process forks: see `forks`
 
@@ -229,12 +236,68 @@ class Database(Forking, ABC):
         """The database itself, where this one passes calls on to it."""
         return self
 
+    # Where things are, in a store of several databases: see `placement`
+
+    @property
+    def shards(self) -> Sequence[Database]:
+        """The databases of the store: one, but in a store of several shards."""
+        return (self,)
+
+    @property
+    def is_sharded(self) -> bool:
+        """True for the database of a store of several shards, and for each of the shards."""
+        return False
+
+    @property
+    def whole(self) -> Database:
+        """The database of the whole store, if this one is a shard of it."""
+        return self
+
+    def of_queue(self, name: str) -> Database:
+        """The database that a queue is in."""
+        return self
+
+    def of_run(self, id: int) -> Database:
+        """The database that a run is in."""
+        return self
+
+    def of_message(self, id: int) -> Database:
+        """The database that a message is in, or was before it was finished."""
+        return self
+
+    def of_worker(self, id: int) -> Database:
+        """The database that a worker is registered in."""
+        return self
+
+    def is_of_another_shard(self, id: int) -> bool:
+        """True if another shard of the store has given this id."""
+        return False
+
+    def of_connection(self, connection: Connection) -> Database:
+        """The database that a connection of an application is to."""
+        return self
+
+    def move_above(self, id: int) -> None:
+        """Of a shard: give only ids above this one."""
+        raise NotSupported("move_above", self.backend_name)
+
+    def where(self, look: Work[bool]) -> Database:
+        """The database of the store in which this is true; any, if there is none."""
+        for shard in self.shards[:-1]:
+            if shard.read(look):
+                return shard
+        return self.shards[-1]
+
     def is_same_store(self, other: Database) -> bool | None:
         """True if the other is on the same tables, however it was opened; None if their URLs do not
         tell, and only the `store_id` does.
         """
-        mine, theirs = self.origin, other.origin
-        if mine is theirs or mine.engine is theirs.engine:
+        mine, theirs = self.origin.whole, other.origin.whole
+        if mine is theirs:
+            return True
+        if len(mine.shards) != len(theirs.shards):
+            return False
+        if mine.shards[0].engine is theirs.shards[0].engine:
             return mine.config.schema == theirs.config.schema
         if mine.backend_name != theirs.backend_name or mine.config.schema != theirs.config.schema:
             return False
@@ -376,7 +439,7 @@ class Database(Forking, ABC):
         not there at all (no such database, no such host, no such user) is refused.
         """
         try:
-            self._read(schema.check)
+            self._read(self._check_schema)
             self._schema_is_there = True
         except (SchemaNotInstalled, UpgradeRequired) as exc:
             if self.config.upgrade:
@@ -391,12 +454,15 @@ class Database(Forking, ABC):
 
     def install(self) -> None:
         """Create or upgrade the tables."""
-        self.write(
-            lambda connection: schema.upgrade(connection, schema=self.config.schema),
-            repeatable=True,
-            needs_schema=False,
-        )
+        self.write(self._install, repeatable=True, needs_schema=False)
         self._schema_is_there = True
+
+    def _install(self, connection: Connection) -> None:
+        schema.upgrade(connection, schema=self.config.schema)
+
+    def _check_schema(self, connection: Connection) -> None:
+        """Raise if this is not what this pgqrs works with."""
+        schema.check(connection)
 
     def verify(self) -> None:
         """Raise the error that says how the tables differ from what this pgqrs needs."""
@@ -439,7 +505,7 @@ class Database(Forking, ABC):
 
     def _find_schema(self) -> None:
         try:
-            self.read(schema.check, needs_schema=False)
+            self.read(self._check_schema, needs_schema=False)
             self._schema_is_there = True
         except (SchemaNotInstalled, UpgradeRequired):
             if not self.config.upgrade:
@@ -567,6 +633,30 @@ class BorrowedConnection(Database):
     @property
     def origin(self) -> Database:
         return self._database.origin
+
+    def of_queue(self, name: str) -> Database:
+        if self._database.of_queue(name) is not self._database:
+            raise SeveralShards(
+                "using",
+                f"queue {name!r} is on another shard than this connection; open the transaction on "
+                f"store.shard({name!r}), or place queues together, with shard_by=group",
+            )
+        return self
+
+    @property
+    def is_sharded(self) -> bool:
+        return self._database.is_sharded
+
+    def of_run(self, id: int) -> Database:
+        return self._same(self._database.of_run(id), f"run {id}")
+
+    def of_message(self, id: int) -> Database:
+        return self._same(self._database.of_message(id), f"message {id}")
+
+    def _same(self, found: Database, what: str) -> Database:
+        if found is not self._database:
+            raise SeveralShards("using", f"{what} is on another shard than this connection")
+        return self
 
     @property
     def engine(self) -> Engine:

@@ -15,24 +15,25 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
-from sqlalchemy import URL, Engine
+from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from pgqrs.clock import Clock, SystemClock
 from pgqrs.config import Config, S3Settings
 from pgqrs.errors import ConflictError, InvalidConfig
+from pgqrs.stores import placement
 from pgqrs.stores.application import async_application_engine
 from pgqrs.stores.base import Database, T, Work
 from pgqrs.stores.durable import DurableReplica
 from pgqrs.stores.forks import abandon, watch
 from pgqrs.stores.local import LocalReplica
-from pgqrs.stores.objects import Unreachable
+from pgqrs.stores.objects import RemoteObject, Unreachable
 from pgqrs.stores.previous import restore
 from pgqrs.stores.replica import OPEN, TOLERATED, Replica
 from pgqrs.stores.wakeups import Sentry, Wakeups
@@ -120,6 +121,13 @@ class S3Database(Database):
             database = self.replica.databases[0]
             self._async_engine = async_application_engine(database, self.replica)
         return self._async_engine
+
+    def is_reached_by(self, connection: Connection) -> bool:
+        """True if the application has this connection from an engine of this database."""
+        engines = [self.engine]
+        if self._async_engine is not None:
+            engines.append(self._async_engine.sync_engine)
+        return any(connection.engine.pool is engine.pool for engine in engines)
 
     def now(self) -> datetime:
         return (self.clock or SystemClock()).now()
@@ -216,10 +224,43 @@ class S3Database(Database):
         self._remotely(lambda: restore(self.replica.remote, version))
         self.pull()
 
+    @classmethod
+    def kind_for(cls, config: Config) -> type[Database]:
+        if S3Settings.of(config).shards is None:
+            return cls
+        from pgqrs.stores.shards import ShardedDatabase  # it is made of these
+
+        return ShardedDatabase
+
     def open(self) -> None:
         """Refuse a server that would let several writers overwrite each other."""
         self._check_conditions()
         super().open()
+        if not self._schema_is_there:
+            with suppress(Unreachable):  # then the first use of an empty store, its install, looks
+                self._check_layout()
+
+    def install(self) -> None:
+        if not self._schema_is_there:
+            self._remotely(self._check_layout)
+        super().install()
+
+    def _check_layout(self) -> None:
+        """Refuse to begin a store where there is one of several shards."""
+        first = shard_key(self._settings.key, 0)
+        if exists(replace(self._settings, key=first)):
+            raise InvalidConfig(
+                f"{self.address} is a store of several shards: open it with ?shards= as it was made"
+            )
+
+    def _check_schema(self, connection: Connection) -> None:
+        place = placement.recorded(connection)
+        if place is not None:
+            raise InvalidConfig(
+                f"{self.address} is shard {place.number} of a store: open the whole store, "
+                f"with ?shards={place.count}"
+            )
+        super()._check_schema(connection)
 
     def _check_conditions(self) -> None:
         remote = self.replica.remote
@@ -246,6 +287,21 @@ class S3Database(Database):
         self.wakeups.close()
         if self._replica is not None:
             self._replica.close()
+
+
+def shard_key(key: str, number: int) -> str:
+    """The key of an object of a store of several shards."""
+    return f"{key.rstrip('/')}/{number:03}.sqlite"
+
+
+def exists(settings: S3Settings) -> bool:
+    """True if there is such an object. One that the bucket does not let this process see counts as
+    missing.
+    """
+    try:
+        return RemoteObject(settings).etag() is not None
+    except InvalidConfig:
+        return False
 
 
 class ObjectSentry(Sentry):

@@ -13,7 +13,13 @@ from pgqrs.types import RunInfo, RunStatus, StepStatus
 from pgqrs.workflows import values
 from pgqrs.workflows.async_context import AsyncContext
 from pgqrs.workflows.context import Context, Flow, Park, current, persist
-from pgqrs.workflows.effects import check_store, check_store_async, refuse_transaction
+from pgqrs.workflows.effects import (
+    check_queue,
+    check_run,
+    check_store,
+    check_store_async,
+    refuse_transaction,
+)
 from pgqrs.workflows.flows import decode, is_done, remember
 from pgqrs.workflows.history import Call, escaped
 from pgqrs.workflows.journal import MISSING, RecordedBefore
@@ -139,6 +145,7 @@ def _signal(context: Context, call: Call, run_id: int, name: str, payload: str) 
     if found is not None and is_done(call):
         ended = found.output
     else:
+        check_run(context, call, run_id, "signal")
         step = context.step(call, StepStatus.COMPLETED)
         try:
             ended, recorded = yield from persist(
@@ -188,6 +195,7 @@ def _start(
 ) -> Flow[Child[Any]]:
     if call.record is not None and is_done(call):
         return Child(context, workflow, call.record.output)
+    check_queue(context, call, workflow.queue, "start")
     arguments = workflow.start_arguments(args, kwargs, context.journal.database.config)
     step = context.step(call, StepStatus.COMPLETED)
     try:

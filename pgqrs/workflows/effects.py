@@ -88,6 +88,7 @@ def _enqueue_once(context: Context, call: Call, new: NewMessages) -> Flow[list[M
         if found.status is StepStatus.FAILED:
             raise context.blame(QueueNotFound(new.queue), call)
         return _ids(found.output)
+    check_queue(context, call, new.queue, "enqueue")
     add = partial(journal.enqueue, context.id, new, again=found is not None)
     try:
         ids, recorded = yield from persist(partial(add, context.step(call, StepStatus.COMPLETED)))
@@ -137,6 +138,27 @@ async def check_store_async(
         same = theirs == await offload(lambda: ours.store_id)
     if not same:
         _refuse(context, what)
+
+
+def check_queue(context: Context, call: Call, queue: str, what: str) -> None:
+    """Refuse a queue on another shard than the run's: no transaction covers both."""
+    ours = context.journal.database
+    if ours.of_queue(queue) is not ours:
+        raise context.blame(_on_another_shard(context, what, f"queue {queue!r}"), call)
+
+
+def check_run(context: Context, call: Call, run_id: int, what: str) -> None:
+    """Refuse another run that is known to be on another shard."""
+    if context.journal.database.is_of_another_shard(run_id):
+        raise context.blame(_on_another_shard(context, what, f"run {run_id}"), call)
+
+
+def _on_another_shard(context: Context, what: str, other: str) -> NotDurable:
+    return NotDurable(
+        what,
+        f"{other} is on another shard than run {context.id}, and no transaction covers both; do it in "
+        "a step, or place their queues together, with shard_by=group",
+    )
 
 
 def _is_same(context: Context, database: Database | None, what: str) -> bool | None:

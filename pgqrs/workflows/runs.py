@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection
@@ -67,9 +68,17 @@ class Run(Generic[T_co]):
     """A run of a workflow."""
 
     def __init__(self, database: Database, id: int, decode: Decode = lambda output: output) -> None:
-        self._database = database
+        self._given = database
+        self._found: Database | None = None
         self._decode = decode
         self.id = id
+
+    @property
+    def _database(self) -> Database:
+        """The database that the run is in: looked for when it is first needed."""
+        if self._found is None:
+            self._found = self._given.of_run(self.id)
+        return self._found
 
     # Asking
 
@@ -336,9 +345,10 @@ class Workflows:
         if not wanted:
             return []
         runs, arguments = workflow.start_many_arguments(wanted, keys, self._database.config)
-        started = start_many(self._database, runs, arguments)
+        database = self._database.of_queue(arguments["queue"])
+        started = start_many(database, runs, arguments)
         if started.any_new:
-            self._database.ring(arguments["queue"], elsewhere=started.waited_for)
+            database.ring(arguments["queue"], elsewhere=started.waited_for)
         decode = workflow.signature.decode_result
         return [Run(self._database.lasting, id, decode) for id in started.ids]
 
@@ -360,9 +370,12 @@ class Workflows:
         return Run(self._database.lasting, self._start(arguments).id)
 
     def _start(self, arguments: dict[str, Any]) -> Started:
-        started, queue = start_once(self._database, arguments), arguments["queue"]
+        queue = arguments["queue"]
+        # One that is driven by hand is in no queue: there is one place for all of its name.
+        database = self._database.of_queue(arguments["name"] if queue is None else queue)
+        started = start_once(database, arguments)
         if started.is_new and queue is not None:
-            self._database.ring(queue, elsewhere=started.waited_for)
+            database.ring(queue, elsewhere=started.waited_for)
         return started
 
     def run_inline(
@@ -373,10 +386,11 @@ class Workflows:
     ) -> T:
         """Start a run and run it here to its end. `workflow.run_inline(…)` reads better."""
         refuse_in_body("run_inline", "use `workflow.start(…).result()`, or do it in a step")
-        call = (self._database, workflow, args, kwargs or {})
-        hold = holding(self._database, keeper_of(self._database))
+        database = self._database.of_queue(workflow.queue)
+        call = (database, workflow, args, kwargs or {})
+        hold = holding(database, keeper_of(database))
         if workflow.is_async:
-            offload, host = journal_threads(self._database).run, step_threads.run
+            offload, host = journal_threads(database).run, step_threads.run
             ended = asyncio.run(run_inline_async(*call, hold=hold, offload=offload, host=host))
         else:
             ended = run_inline(*call, hold=hold)
@@ -387,7 +401,7 @@ class Workflows:
         """Run the run of a message that you have dequeued, and renew its lease meanwhile. For loops of
         your own: a worker does it by itself.
         """
-        workflows, database = registry(known), self._database
+        workflows, database = registry(known), self._database.of_queue(message.queue)
         call = (database, workflows, message)
         with holding(database, keeper_of(database))(message, is_fresh=False) as watch:
             if not is_async(message, workflows):
@@ -415,20 +429,27 @@ class Workflows:
         n: int = 100,
         before: int | None = None,
     ) -> list[RunInfo]:
-        """Runs, the newest first; `before` is the last id of the page before."""
+        """Runs, the newest first; `before` is the last id of the page before. In a store of several
+        shards those of one shard come before those of another.
+        """
         limit = whole("n", n, low=1, high=100_000)
         wanted = None if status is None else _status(status)
-        return self._database.read(
-            lambda c: workflows.find(
-                c,
-                name=name,
-                status=wanted,
-                key=key,
-                parent_id=parent_id,
-                before=before,
-                limit=limit,
+        pages = [
+            shard.read(
+                lambda c: workflows.find(
+                    c,
+                    name=name,
+                    status=wanted,
+                    key=key,
+                    parent_id=parent_id,
+                    before=before,
+                    limit=limit,
+                )
             )
-        )
+            for shard in self._database.shards
+        ]
+        newest = sorted(chain.from_iterable(pages), key=lambda run: run.id, reverse=True)
+        return newest[:limit]
 
     def purge(self, *, older_than: Duration = 0.0, status: RunStatus | str | None = None) -> int:
         """Forget runs that ended longer ago than this, in bounded batches. Returns how many."""
@@ -447,7 +468,7 @@ class Workflows:
             )
             return done, 0 if done == BATCH else None
 
-        return sum(self._database.write_in_batches(batch))
+        return sum(sum(shard.write_in_batches(batch)) for shard in self._database.shards)
 
     # By id, as the command line has it
 
@@ -497,7 +518,9 @@ class Workflows:
             queues = {queue for _, queue in resumed if queue is not None}
             return (sum(done for done, _ in resumed), queues), found[-1] if found else None
 
-        resumed = self._database.write_in_batches(batch)
+        resumed = [
+            done for shard in self._database.shards for done in shard.write_in_batches(batch)
+        ]
         for queue in set[str]().union(*(queues for _, queues in resumed)):
             self._database.ring(queue)
         return sum(count for count, _ in resumed)

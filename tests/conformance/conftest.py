@@ -2,7 +2,8 @@
 
 `sqlite`, `sqlite-memory` and `postgres` are opened by URL; `…-engine` is a store on the
 application's own engine, which has settings that pgqrs would not choose. `s3-durable` and `s3-local`
-are objects on a moto server; with `PGQRS_TEST_S3=seaweedfs` on one of SeaweedFS.
+are objects on a moto server, and `s3-sharded` is a store of several; with `PGQRS_TEST_S3=seaweedfs`
+on one of SeaweedFS.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import pgqrs
 from pgqrs.clock import Clock
 from pgqrs.models import Base
 from pgqrs.testing import ManualClock
-from pgqrs.testing.conformance.harness import Harness
+from pgqrs.testing.conformance.harness import QUEUE, Harness
 from pgqrs.testing.portal import Portal, Synced
 from tests.conftest import create_database, s3_client
 
@@ -181,6 +182,36 @@ class AsyncS3Harness(AsyncHarness):
         return engine
 
 
+class ShardedHarness(SyncHarness):
+    """A store of several objects. A transaction of the application's own is on the shard of `tasks`."""
+
+    @contextmanager
+    def transaction(self, store: Any) -> Iterator[SyncTransaction]:
+        with Session(store.shard(QUEUE).engine) as session, session.begin():
+            yield SyncTransaction(store, session)
+
+    def corrupt(self, message_id: int) -> bool:
+        return corrupt(self.open(clock=self.clock).shard(QUEUE), message_id)
+
+
+class AsyncShardedHarness(AsyncHarness):
+    def __init__(self, target: str, cleanup: ExitStack) -> None:
+        super().__init__(target, None, cleanup)
+
+    def open(self, *, clock: Clock | None, **settings: Any) -> Any:
+        async def opened() -> pgqrs.S3Store:
+            return await pgqrs.S3Store(self._target, clock=clock, **settings)
+
+        return self._cleanup.enter_context(Synced(self.portal, self.portal.run(opened)))
+
+    def _application(self, store: Any) -> AsyncEngine:
+        engine: AsyncEngine = store._wrapped.shard(QUEUE).async_engine
+        return engine
+
+    def corrupt(self, message_id: int) -> bool:
+        return corrupt(self.open(clock=self.clock).shard(QUEUE), message_id)
+
+
 def corrupt(store: Any, message_id: int) -> bool:
     if store.backend_name == "postgres":
         return False
@@ -278,6 +309,33 @@ def s3_object(s3_server: str, sqlite_template: Path, tmp_path: Path) -> str:
     return f"s3://bucket/{key}?endpoint_url={s3_server}&cache={tmp_path}"
 
 
+SHARDS = 2
+"""On which `tasks` and `workflows` are together, and other queues elsewhere. What becomes of effects on
+another shard is in tests/s3/test_shards.py.
+"""
+
+
+@pytest.fixture(scope="session")
+def shard_templates(s3_server: str, tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    """The objects of a store of several shards, with the schema installed."""
+    cache = tmp_path_factory.mktemp("shards")
+    client, prefix = s3_client(s3_server), uuid.uuid4().hex
+    url = f"s3://bucket/{prefix}?shards={SHARDS}&endpoint_url={s3_server}&cache={cache}"
+    with pgqrs.Store(url) as store:
+        store.admin().install()
+    keys = [f"{prefix}/{number:03}.sqlite" for number in range(SHARDS)]
+    return [client.get_object(Bucket="bucket", Key=key)["Body"].read() for key in keys]
+
+
+@pytest.fixture
+def s3_shards(s3_server: str, shard_templates: list[bytes], tmp_path: Path) -> str:
+    """The URL of a store of several shards of its own."""
+    client, prefix = s3_client(s3_server), uuid.uuid4().hex
+    for number, body in enumerate(shard_templates):
+        client.put_object(Bucket="bucket", Key=f"{prefix}/{number:03}.sqlite", Body=body)
+    return f"s3://bucket/{prefix}?shards={SHARDS}&endpoint_url={s3_server}&cache={tmp_path}"
+
+
 def _s3(make: Callable[..., Harness], mode: str) -> Callable[..., Harness]:
     return lambda target, cleanup: make(f"{target}&mode={mode}", cleanup)
 
@@ -297,6 +355,8 @@ MAKERS: dict[tuple[str, str], tuple[str | None, Callable[..., Harness]]] = {
     ("s3-durable", "async"): ("s3_object", _s3(AsyncS3Harness, "durable")),
     ("s3-local", "sync"): ("s3_object", _s3(S3Harness, "local")),
     ("s3-local", "async"): ("s3_object", _s3(AsyncS3Harness, "local")),
+    ("s3-sharded", "sync"): ("s3_shards", ShardedHarness),
+    ("s3-sharded", "async"): ("s3_shards", AsyncShardedHarness),
 }
 
 
@@ -321,7 +381,7 @@ LOGIC = frozenset(
 TELLING_OF_LOGIC = ("sqlite-sync", "postgres-async")
 TWINS = (
     *("sqlite-async", "sqlite-memory-sync", "sqlite-engine-async", "postgres-sync"),
-    *("postgres-engine-async", "s3-durable-sync", "s3-local-async"),
+    *("postgres-engine-async", "s3-durable-sync", "s3-local-async", "s3-sharded-sync"),
 )
 """Variants on which `logic` runs by hand only, `nox -s twins`: each backend has it sync or async."""
 

@@ -55,12 +55,13 @@ class Object:
             **({"s3_sync_interval": float("inf")} if by_hand else {}),
         }
 
-    def body(self) -> bytes:
-        data: bytes = self.client.get_object(Bucket="bucket", Key=self.key)["Body"].read()
+    def body(self, suffix: str = "") -> bytes:
+        key = self.key + suffix
+        data: bytes = self.client.get_object(Bucket="bucket", Key=key)["Body"].read()
         return data
 
-    def put(self, data: bytes) -> None:
-        self.client.put_object(Bucket="bucket", Key=self.key, Body=data)
+    def put(self, data: bytes, suffix: str = "") -> None:
+        self.client.put_object(Bucket="bucket", Key=self.key + suffix, Body=data)
 
     def delete(self) -> None:
         self.client.delete_object(Bucket="bucket", Key=self.key)

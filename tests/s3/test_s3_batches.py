@@ -64,3 +64,16 @@ def test_a_purge_of_runs_is_one_upload(object: Object) -> None:
     for run in [nothing.start(store=store) for _ in range(4)]:
         run.cancel()
     assert uploads_of(store, store.workflows.purge) == (4, 1)
+
+
+@pytest.mark.parametrize("chosen", [{}, {"error": "broken"}])
+def test_a_replay_of_all_is_one_upload(object: Object, chosen: dict[str, str]) -> None:
+    store = object.other()
+    store.producer(QUEUE).enqueue_many(range(MESSAGES))
+    with store.consumer(QUEUE) as consumer:
+        for message in consumer.dequeue(MESSAGES):
+            consumer.fail(message, "broken", dead=True)
+    admin = store.admin()
+    assert uploads_of(store, lambda: admin.replay_all(QUEUE, **chosen)) == (MESSAGES, 1)
+    assert uploads_of(store, lambda: admin.replay_dead_letters(QUEUE)) == (0, 0)
+    assert [message.payload for message in admin.peek(QUEUE, 100)] == list(range(MESSAGES))

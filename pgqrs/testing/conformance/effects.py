@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 import pgqrs
 from pgqrs import NotDurable, QueueNotFound, RunEnded, RunFailed, RunStatus
 from pgqrs.testing.clock import ManualClock
-from pgqrs.testing.conformance.harness import QUEUE, Crash, Drain, Harness, worker
+from pgqrs.testing.conformance.harness import BESIDE, QUEUE, Crash, Drain, Harness, worker
 from pgqrs.testing.portal import Synced
 
 seen: list[Any] = []
@@ -326,11 +326,11 @@ def test_a_run_that_a_missing_queue_failed_is_retried(store: Any, admin: Any, dr
 def test_the_queue_of_a_task_is_created(store: Any, admin: Any, drain: Drain) -> None:
     @pgqrs.workflow
     def body() -> Any:
-        return mail.options(queue="new").enqueue("ada").id
+        return mail.options(queue=BESIDE).enqueue("ada").id
 
     run = body.start(store=store)
     drain(body)
-    assert [message.id for message in admin.peek("new")] == [run.result(timeout=0)]
+    assert [message.id for message in admin.peek(BESIDE)] == [run.result(timeout=0)]
 
 
 @pgqrs.workflow

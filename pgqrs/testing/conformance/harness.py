@@ -18,6 +18,8 @@ from pgqrs.worker import Worker
 
 QUEUE = "tasks"
 RUNS = "workflows"
+BESIDE = "newer"
+"""A queue that is not there. One transaction covers these three also in a store of two shards."""
 Drain = Callable[..., int]
 
 

@@ -46,5 +46,5 @@ def test_works_run_in_one_transaction(store: Any, admin: Any) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        store.write(half_done)
+        store.shard(QUEUE).write(half_done)
     assert admin.get_queue(QUEUE).max_read_ct == 3

@@ -9,7 +9,7 @@ import pytest
 import pgqrs
 from pgqrs import RunNotFound, RunStatus
 from pgqrs.testing.conformance import transactions
-from pgqrs.testing.conformance.harness import QUEUE, RUNS, Drain, Harness
+from pgqrs.testing.conformance.harness import BESIDE, QUEUE, RUNS, Drain, Harness
 from pgqrs.testing.conformance.transactions import Undo
 from pgqrs.testing.portal import Synced
 
@@ -83,13 +83,13 @@ def test_a_queue_that_is_missing_is_created_with_the_run(
     harness: Harness, store: Any, orders: Any
 ) -> None:
     with pytest.raises(Undo), harness.transaction(store) as transaction:
-        begin(store, transaction, 1, queue="new")
+        begin(store, transaction, 1, queue=BESIDE)
         raise Undo
-    assert "new" not in [queue.queue_name for queue in store.admin().list_queues()]
+    assert BESIDE not in [queue.queue_name for queue in store.admin().list_queues()]
     with harness.transaction(store) as transaction:
         transaction.execute("INSERT INTO orders VALUES (1)")
-        begin(store, transaction, 1, queue="new")
-    assert (orders(), len(store.admin().peek("new"))) == (1, 1)
+        begin(store, transaction, 1, queue=BESIDE)
+    assert (orders(), len(store.admin().peek(BESIDE))) == (1, 1)
 
 
 def test_a_key_names_one_run_inside_and_outside(
@@ -117,9 +117,9 @@ def test_runs_are_created_and_signalled_in_a_transaction(
     with harness.transaction(store) as transaction:
         workflows = transaction.using.workflows
         workflows.start_many(ship, [(8,), (9,)], keys=["x", "x"])
-        created = workflows.create("ship", {"n": 1}, key="by hand")
+        created = workflows.create(BESIDE, {"n": 1}, key="by hand")
         workflows.signal(run.id, "answer", "yes")
     drain(approval, ship)
     assert run.result(timeout=0) == "yes"
     assert store.workflows.list_runs(key="x")[0].output == 8
-    assert (created.refresh().name, created.refresh().key) == ("ship", "by hand")
+    assert (created.refresh().name, created.refresh().key) == (BESIDE, "by hand")

@@ -19,7 +19,7 @@ class Reader:
     """Somebody who works with a stream, in the name of a consumer."""
 
     def __init__(self, store: Any, worker: int, clock: ManualClock) -> None:
-        self._store = store
+        self._store = store = store.shard(QUEUE)
         self._worker = worker
         self._clock = clock
         self._owned: Owned = store.write(
@@ -104,7 +104,7 @@ def test_batches_that_are_claimed_beside_each_other_end_together(
     producer.enqueue(5)
 
     def end() -> Any:
-        return store.write(lambda c: streams.end(c, STREAM, now=clock.now()))
+        return store.shard(QUEUE).write(lambda c: streams.end(c, STREAM, now=clock.now()))
 
     assert end() == (QUEUE, 5)
     assert admin.list_streams() == []
@@ -188,9 +188,11 @@ def test_a_stream_belongs_to_one_queue_and_to_its_worker(
     admin.create_queue("other")
     now = clock.now()
     with pytest.raises(InvalidArgument):
-        store.write(lambda c: streams.take_over(c, STREAM, "other", worker=1, now=now))
+        store.shard(QUEUE).write(lambda c: streams.take_over(c, STREAM, "other", worker=1, now=now))
     with pytest.raises(QueueNotFound):
-        store.write(lambda c: streams.take_over(c, "third", "missing", worker=1, now=now))
+        store.shard(QUEUE).write(
+            lambda c: streams.take_over(c, "third", "missing", worker=1, now=now)
+        )
     producer.enqueue(1)
     admin.stop_worker(consumer.worker_id)
     with pytest.raises(WorkerStopped):
@@ -209,7 +211,7 @@ def test_quiet_is_when_nothing_is_claimed_or_ready(
 ) -> None:
     def is_quiet() -> Any:
         now = clock.now()
-        return store.read(lambda c: streams.is_quiet(c, STREAM, QUEUE, now=now))
+        return store.shard(QUEUE).read(lambda c: streams.is_quiet(c, STREAM, QUEUE, now=now))
 
     assert is_quiet()
     producer.enqueue(1, delay=10)
@@ -232,14 +234,16 @@ def test_reading_along_sees_each_message_once_finished_or_not(
     consumer.ack(consumer.dequeue()[0])
 
     def between(after: int, through: int) -> Any:
-        return store.read(lambda c: tails.records(c, QUEUE, after=after, through=through))
+        return store.shard(QUEUE).read(
+            lambda c: tails.records(c, QUEUE, after=after, through=through)
+        )
 
     def last_of(limit: int, after: int = 0) -> Any:
-        return store.read(
+        return store.shard(QUEUE).read(
             lambda c: tails.last_of_first(c, QUEUE, after=after, through=ids[-1], limit=limit)
         )
 
-    assert store.read(tails.greatest_id) == ids[-1]
+    assert store.shard(QUEUE).read(tails.greatest_id) == ids[-1]
     found = between(0, ids[-1])
     assert [record.id for record in found] == ids
     assert {record.queue for record in found} == {QUEUE}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pgqrs import InvalidArgument, InvalidPayload, LeaseLost, QueueNotFound
-from pgqrs.testing.conformance.harness import QUEUE, Harness
+from pgqrs.testing.conformance.harness import BESIDE, QUEUE, Harness
 
 
 class Undo(Exception):
@@ -25,7 +25,7 @@ def orders(harness: Harness, store: Any) -> Any:
         found: int = connection.exec_driver_sql("SELECT count(*) FROM orders").scalar_one()
         return found
 
-    return lambda: store.read(count)
+    return lambda: store.shard(QUEUE).read(count)
 
 
 def test_what_is_committed_is_there(
@@ -109,7 +109,7 @@ def test_a_refusal_does_not_spoil_the_transaction(
     consumer.ack(held)
     with harness.transaction(store) as transaction:
         with pytest.raises(QueueNotFound):
-            transaction.using.enqueue("missing", 1)
+            transaction.using.enqueue(BESIDE, 1)
         with pytest.raises(InvalidPayload):
             transaction.using.enqueue(QUEUE, b"no")
         with pytest.raises(LeaseLost):

@@ -163,7 +163,7 @@ def test_rows_of_free_keys_are_deleted_in_passing(
     store: Any, producer: Any, consumer: Any, clock: ManualClock
 ) -> None:
     def count() -> int:
-        found: int = store.read(
+        found: int = store.shard(QUEUE).read(
             lambda connection: connection.execute(
                 select(func.count()).select_from(key_rows)
             ).scalar_one()

@@ -25,7 +25,7 @@ from pgqrs import (
 )
 from pgqrs.outcomes import GivenBack, Settled
 from pgqrs.testing.clock import ManualClock
-from pgqrs.testing.conformance.harness import RUNS, Crash, Drain, Harness, worker
+from pgqrs.testing.conformance.harness import QUEUE, RUNS, Crash, Drain, Harness, worker
 
 
 def test_a_workflow_runs_and_has_a_result(store: Any, drain: Drain) -> None:
@@ -608,7 +608,7 @@ def test_transactional_steps_and_their_record_are_one_transaction(
         return done
 
     def effects() -> list[int]:
-        return store.read(  # type: ignore[no-any-return]
+        return store.shard(QUEUE).read(  # type: ignore[no-any-return]
             lambda c: list(c.exec_driver_sql("SELECT n FROM effects ORDER BY n").scalars())
         )
 
