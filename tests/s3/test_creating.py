@@ -37,6 +37,8 @@ def test_settings_have_no_prefix(empty: Object) -> None:
         "sync_interval": 7,
         "max_staleness": 3,
         "timeout": 11,
+        "shards": None,
+        "shard_by": "name",
     }
 
 
