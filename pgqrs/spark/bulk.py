@@ -22,7 +22,7 @@ from sqlalchemy.exc import IntegrityError
 from pgqrs.errors import InvalidArgument, WriteMismatch
 from pgqrs.models import messages, staged
 from pgqrs.repositories import writes
-from pgqrs.repositories.writes import NAMELESS, UNSTAGED, Part, Settings, Write
+from pgqrs.repositories.writes import NAMELESS, UNSTAGED, Batch, Part, Settings, Write
 from pgqrs.spark import binary
 from pgqrs.spark.options import Where
 from pgqrs.spark.rows import TIME, Limits, checked
@@ -53,6 +53,8 @@ class Bulk:
     mode: WriteMode = WriteMode.STAGED
     parts: int | None = None
     settings: Settings = ORDINARY
+    batch: Batch | None = None
+    """Which batch of a stream this is, if it is one."""
     write: Write | None = None
     """Known once it was begun."""
 
@@ -64,7 +66,13 @@ class Bulk:
                 now = database.now()
                 writes.sweep(connection, now=now)
                 return writes.begin(
-                    connection, self.write_id, self.queue, mode=self.mode, parts=self.parts, now=now
+                    connection,
+                    self.write_id,
+                    self.queue,
+                    mode=self.mode,
+                    parts=self.parts,
+                    now=now,
+                    batch=self.batch,
                 )
 
             return replace(self, write=database.write(work, repeatable=True))
@@ -117,6 +125,7 @@ class Bulk:
                     [part.attempt for part in ordered],
                     settings=self.settings,
                     now=now,
+                    batch=self.batch,
                 )
 
             published = database.write(work, repeatable=True)
@@ -130,13 +139,6 @@ class Bulk:
             database.write(
                 lambda connection: writes.discard(connection, self.write_id, attempts),
                 repeatable=True,
-            )
-
-    def forget(self) -> None:
-        """Nobody will ask for it again."""
-        with _opened(self.where) as database:
-            database.write(
-                lambda connection: writes.forget(connection, self.write_id), repeatable=True
             )
 
 

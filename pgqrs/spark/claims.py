@@ -8,14 +8,16 @@ them back with `admin.release_stream(...)`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pgqrs.errors import StreamNotFound
 from pgqrs.repositories.streams import ANY
+from pgqrs.spark.frames import Frame
 from pgqrs.spark.pipelines import database_options
 from pgqrs.spark.session import current_session
-from pgqrs.spark.steps import current_attempt, spark_step
+from pgqrs.spark.steps import current_attempt, spark_step, written_by
 from pgqrs.stores import Database
 from pgqrs.streams import LARGEST, Stream, batches, end
 
@@ -64,11 +66,17 @@ def _held(database: Database, stream: str) -> int:
 
 
 @spark_step(name="acknowledge")
-def acknowledge(claimed: Claim) -> int:
+def acknowledge(claimed: Claim, frames: Sequence[Frame] | None = None) -> int:
     """Acknowledge what the run has claimed. A step of its own. Returns how many messages that were;
     fewer than were claimed, if somebody has released or deleted some meanwhile.
+
+    Raises `FrameLost`, and acknowledges nothing, if the files of one of the `frames` are gone: by
+    default of all that steps of the run have written.
     """
+    attempt = current_attempt()
+    for frame in written_by(attempt) if frames is None else frames:
+        frame.check()
     try:
-        return end(current_attempt().store._database, claimed.stream)
+        return end(attempt.store._database, claimed.stream)
     except StreamNotFound:  # an attempt has done so, and did not live to record it
         return claimed.rows

@@ -11,17 +11,16 @@ What is to be deleted is deleted after that, by the ids in the files: what was a
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from datetime import datetime
 from functools import partial, reduce
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from pgqrs.errors import ExportMismatch, InvalidArgument
+from pgqrs.errors import InvalidArgument
 from pgqrs.repositories import archive
 from pgqrs.spark.delta import append_once
-from pgqrs.spark.files import absolute, count_rows, open_files
-from pgqrs.spark.frames import Frame
+from pgqrs.spark.files import absolute, open_files
+from pgqrs.spark.frames import Frame, write_counted
 from pgqrs.spark.pipelines import QUEUE, database_options, read_text, write_text
 from pgqrs.spark.session import current_session
 from pgqrs.spark.steps import current_attempt, spark_step
@@ -73,22 +72,13 @@ def write_archive(
 
 def write_by_day(rows: DataFrame, path: str) -> Frame:
     """Write rows by queue and day to a path that nobody else uses, and count them on both sides."""
-    from pyspark.sql import Observation
-    from pyspark.sql.functions import count, lit
 
-    passed = Observation()
-    # All rows of a day in one task first: else every task would have a file of its own for it.
-    days = rows.observe(passed, count(lit(1)).alias("rows")).repartition("queue", "day")
-    days.write.partitionBy("queue", "day").parquet(path)
-    written = count_rows(path)
-    frame = Frame(path, rows.schema.jsonValue(), 0 if written is None else written)
-    if written is None:
-        frame = replace(frame, rows=frame.df(rows.sparkSession).count())
-    # Spark does not observe what turns out to be empty.
-    read = passed.get["rows"] if frame.rows or not rows.isEmpty() else 0
-    if read != frame.rows:
-        raise ExportMismatch(path, read, frame.rows)
-    return frame
+    def write(counted: DataFrame) -> None:
+        # All rows of a day in one task first: else every task would have a file of its own for it.
+        days = counted.repartition("queue", "day")
+        days.write.partitionBy("queue", "day").parquet(path)
+
+    return write_counted(rows, write, path)
 
 
 @spark_step(name="publish")

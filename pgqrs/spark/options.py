@@ -16,6 +16,15 @@ from pgqrs.config import Config
 from pgqrs.errors import InvalidArgument, InvalidConfig
 from pgqrs.types import aware
 
+OF_SPARK = (
+    "checkpointLocation",
+    "queryName",
+    "recoverFromCheckpointLocation",
+    "asyncProgressTrackingEnabled",
+    "asyncProgressTrackingCheckpointIntervalMs",
+    "_asyncProgressTrackingOverrideSinkSupportCheck",
+)
+"""Options of a query, which Spark hands on to its sources and sinks."""
 WHERE = ("url", "urlEnv", "databaseSchema")
 """Options that say which database."""
 
@@ -25,7 +34,10 @@ class Options:
 
     def __init__(self, given: Mapping[str, str], known: Iterable[str]) -> None:
         names = {name.lower(): name for name in (*WHERE, *known)}
-        self._given = {name.lower(): value for name, value in given.items()}
+        its_own = set(map(str.lower, OF_SPARK))
+        self._given = {
+            name.lower(): value for name, value in given.items() if name.lower() not in its_own
+        }
         for name in self._given.keys() - names.keys():
             raise InvalidArgument(name, f"no such option; there are {', '.join(names.values())}")
 

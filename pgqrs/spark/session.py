@@ -32,9 +32,10 @@ def session(app: str, **conf: Any) -> SparkSession:
     from pyspark.sql import SparkSession
 
     settings = DEFAULTS | {_setting(name): _text(value) for name, value in conf.items()}
-    # Workers would take the first python on the path, which knows nothing of pgqrs.
+    # Workers would take the first python on the path, which knows nothing of pgqrs. Not
+    # PYSPARK_DRIVER_PYTHON: Spark prefers that one for data sources, also on executors, where the path
+    # of this Python may not exist.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if "spark.remote" not in settings and "SPARK_REMOTE" not in os.environ:
         os.environ["JAVA_HOME"] = java_home()
     builder = SparkSession.builder.appName(app)

@@ -26,6 +26,31 @@ def test_workers_run_this_python(spark: Any) -> None:
     assert found == sys.executable
 
 
+ENVIRONMENT = """
+import os, sys
+from unittest import mock
+os.environ.pop("PYSPARK_DRIVER_PYTHON", None)
+os.environ["SPARK_REMOTE"] = "sc://nowhere"
+from pyspark.sql import SparkSession
+from pgqrs.spark import session
+with mock.patch.object(SparkSession.Builder, "getOrCreate"):
+    session("environment")
+print([os.environ.get(name) for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")])
+"""
+
+
+@pytest.mark.parametrize("given", [None, "/opt/executors/bin/python"])
+def test_the_python_of_executors_may_be_elsewhere(given: str | None) -> None:
+    """Spark prefers PYSPARK_DRIVER_PYTHON for data sources, on executors too: it is left alone."""
+    names = os.environ.items()
+    environment = {name: value for name, value in names if not name.startswith("PYSPARK_")}
+    if given is not None:
+        environment["PYSPARK_PYTHON"] = given
+    arguments = [sys.executable, "-c", ENVIRONMENT]
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == str([given or sys.executable, None]), done.stderr
+
+
 @pytest.fixture
 def no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine where Java is nowhere, but for the wheel."""
