@@ -452,6 +452,9 @@ class Consumer(Holder):
     Use one for each thread.
     """
 
+    _claims_in_one_statement = True
+    """Which then commits by itself."""
+
     def __init__(
         self,
         database: Database,
@@ -708,7 +711,7 @@ class Consumer(Holder):
         limited = self._limited
 
         def work(connection: Connection) -> Claimed:
-            claim = limits.claim if limited else dequeue.claim
+            claim = limits.claim if limited else self._claim_unlimited
             now = self._database.now()
             try:
                 return claim(
@@ -726,7 +729,8 @@ class Consumer(Holder):
 
         try:
             # Repeatable: a claim nobody heard of is like a holder that died.
-            claimed = self._database.write(work, single=True, repeatable=True, probe=True)
+            single = self._claims_in_one_statement
+            claimed = self._database.write(work, single=single, repeatable=True, probe=True)
         except Unreadable:
             if not self._set_unreadable_aside(worker):
                 raise
@@ -745,6 +749,10 @@ class Consumer(Holder):
         self._room_in = claimed.room_in
         self._met_groups = self._met_groups or any(m.group for m in claimed.messages)
         return self._without_lapsed(claimed)
+
+    def _claim_unlimited(self, connection: Connection, queue: str, **options: Any) -> Claimed:
+        """How messages are claimed from a queue without limits."""
+        return dequeue.claim(connection, queue, **options)
 
     def _without_lapsed(self, claimed: Claimed) -> Claimed:
         """The claim without messages whose lease ended before this consumer heard of them.

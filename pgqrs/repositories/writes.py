@@ -276,6 +276,12 @@ def record(connection: Connection, write_id: str, part: Part, *, now: datetime |
     return True
 
 
+def drop_part(connection: Connection, write_id: str, part: Part) -> None:
+    """Forget that this attempt has begun to store a part, to say what it has stored in the end."""
+    bound = {"this_write": write_id, "attempts": json.dumps([str(part.attempt)])}
+    connection.execute(_DROP_THESE_ATTEMPTS, bound)
+
+
 # Storing rows
 
 
@@ -519,20 +525,20 @@ def add_part(
     write: Write,
     queue: str,
     part: Part,
-    rows: Sequence[Mapping[str, Any]],
     *,
+    staged_as: int,
     settings: Settings,
     now: datetime | None,
 ) -> Published | None:
-    """Add the messages of a part, where nothing can be streamed; None if the write is finished."""
+    """Add the messages of a part that this attempt has staged; None if the write is finished."""
     waited_for = is_waited_for(connection, write, queue, now=now)
     if not record(connection, write.write_id, part, now=now):
         return None
-    put(connection, rows)
-    bound = {"this_write": write.write_id, "attempts": json.dumps([str(UNSTAGED)])}
-    _add(connection, write.queue_id, bound, expected=len(rows), settings=settings, now=now)
-    connection.execute(delete(staged).where(staged.c.attempt == UNSTAGED))
-    return Published(len(rows), waited_for)
+    bound = {"this_write": write.write_id, "attempts": json.dumps([str(staged_as)])}
+    expected = part.message_ct
+    _add(connection, write.queue_id, bound, expected=expected, settings=settings, now=now)
+    discard(connection, write.write_id, [staged_as])
+    return Published(expected, waited_for)
 
 
 _ALL_PARTS = select(

@@ -35,7 +35,7 @@ from pgqrs.repositories.steps import Recorded
 from pgqrs.retry import Retry
 from pgqrs.spark.files import absolute
 from pgqrs.spark.frames import MARK, Frame, FrameSignature, is_frame, write_counted
-from pgqrs.spark.jobs import Jobs, death_of_java
+from pgqrs.spark.jobs import Jobs, cause_of, death_of_java
 from pgqrs.spark.session import activate, current_session
 from pgqrs.store import Store
 from pgqrs.types import Duration, seconds
@@ -210,6 +210,9 @@ class SparkStep(Step[P, T]):
             how = death_of_java(exc)
             if how is not None:
                 raise Broken(SparkDied(how)) from exc
+            cause = cause_of(exc)
+            if cause is not None:
+                exc.add_note(cause)  # the last line is what the error of a run is shown by
             raise
         finally:
             _attempt.reset(token)

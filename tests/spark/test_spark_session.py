@@ -13,6 +13,7 @@ import pytest
 import pgqrs
 from pgqrs.spark import java_home
 from pgqrs.spark.java import LAUNCHER
+from pgqrs.spark.session import cores_of
 
 
 def test_settings_are_spark_s(spark: Any) -> None:
@@ -24,6 +25,7 @@ def test_settings_are_spark_s(spark: Any) -> None:
 def test_workers_run_this_python(spark: Any) -> None:
     (found,) = spark.sparkContext.parallelize([1], 1).map(lambda _: sys.executable).collect()
     assert found == sys.executable
+    assert cores_of(spark) == 2
 
 
 ENVIRONMENT = """
