@@ -266,16 +266,14 @@ def is_dense(connection: Connection, scan: Scan, within: Bounds) -> bool:
     """True if rows have nearly all ids, so that ranges of the same width have about the same number of
     rows. Only what the server knows without counting: all rows are wanted, and it is PostgreSQL.
     """
-    if connection.dialect.name != "postgresql" or _where(select(1), scan).whereclause is not None:
+    everything: Select[Any] = select(VIEWS[scan.view].id)
+    if connection.dialect.name != "postgresql" or _where(everything, scan) is not everything:
         return False
     schema = (connection.get_execution_options().get("schema_translate_map") or {}).get(None)
     name = VIEWS[scan.view].id.table.name
-    known = select(literal_column("reltuples")).select_from(text_("pg_catalog.pg_class"))
-    known = known.where(
-        literal_column("oid")
-        == func.to_regclass(".".join(f'"{part}"' for part in (schema, name) if part))
-    )
-    rows = connection.execute(known).scalar()
+    table = ".".join(f'"{part}"' for part in (schema, name) if part)
+    known = text_("SELECT reltuples FROM pg_catalog.pg_class WHERE oid = to_regclass(:name)")
+    rows: float | None = connection.execute(known, {"name": table}).scalar()
     return rows is not None and rows >= DENSE * (within.last - within.first + 1)
 
 

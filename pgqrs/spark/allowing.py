@@ -45,7 +45,7 @@ def allow(
     if functions is not None:
         _allowed.functions = tuple(functions)
     if roots is not None:
-        _allowed.roots = tuple(map(os.fspath, roots))
+        _allowed.roots = tuple(os.fspath(root) for root in roots)
 
 
 def allowed_function(name: str) -> str:

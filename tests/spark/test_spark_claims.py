@@ -61,6 +61,28 @@ def test_batches_of_any_number(
     assert done == {"payloads": TEXTS, "acknowledged": 25}
 
 
+def test_all_messages_of_a_group_are_claimed(
+    spark: Any, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqrs.spark.claims.LARGEST", 10)
+
+    @pgqrs.step
+    def look() -> tuple[int, int, int]:
+        store.producer("tasks").enqueue("later", group="group 1")
+        return state(store)
+
+    @pgqrs.workflow
+    def looking() -> Any:
+        claimed = claim("tasks")
+        return claimed.rows, look(), acknowledge(claimed)
+
+    groups = [f"group {n % 3}" for n in range(24)]
+    with pgqrs.Store(url) as store:
+        store.producer("tasks").enqueue_many(range(24), groups=groups)
+        assert looking.run_inline(store=store) == [24, [0, 24, 0], 24]
+        assert state(store) == (1, 0, 24)
+
+
 def test_what_was_released_meanwhile_is_not_acknowledged(spark: Any, fill: pgqrs.Store) -> None:
     @pgqrs.step
     def release() -> int:

@@ -84,6 +84,30 @@ def test_claiming_what_is_there_now(url: str, start: Start) -> None:
         assert len(store.admin().list_workers()) <= 1
 
 
+def test_what_is_there_now_in_groups(url: str) -> None:
+    """One message of a group in a batch, in as many batches as it takes. Without Spark: it would take
+    long to tell the same.
+    """
+    groups = [f"group {n % 3}" for n in range(12)]
+    options = {"url": url, "mode": "claim", "queue": "tasks", "stream": "nightly", "columns": "id"}
+    with pgqrs.Store(url) as store:
+        ids = store.producer("tasks").enqueue_many(range(12), groups=groups)
+        reader: Any = source.stream_reader(options, source.schema(options))
+        reader.prepareForTriggerAvailableNow()
+        store.producer("tasks").enqueue_many(["late"] * 3, groups=groups[:3])
+        taken: list[list[int]] = []
+        start = reader.initialOffset()
+        while (end := reader.latestOffset(start, reader.getDefaultReadLimit())) != start:
+            parts = reader.partitions(start, end)
+            batches = [batch for part in parts for batch in reader.read(part)]
+            taken.append(sorted(id for batch in batches for id in batch["id"].to_pylist()))
+            start = end
+        reader.stop()
+        assert taken == [ids[first : first + 3] for first in range(0, 12, 3)]
+        assert completed(store) == 12
+        assert store.admin().queue_stats("tasks").ready == 3
+
+
 @pytest.mark.smoke
 def test_reading_along_and_writing_to_a_queue(url: str, spark: Any, tmp_path: Path) -> None:
     def copy() -> Any:
