@@ -257,7 +257,8 @@ def pieces(connection: Connection, scan: Scan, within: Bounds, *, number: int) -
     width = -(-(within.last - within.first + 1) // number)
     # Not a parameter: PostgreSQL would not know that both expressions are the same.
     slot = (view.id - literal_column(str(within.first))).op("/")(literal_column(str(width)))
-    counted = select(func.min(view.id), func.max(view.id), func.count()).select_from(view.source)
+    columns = (func.min(view.id), func.max(view.id), func.count())
+    counted: Any = select(*columns).select_from(view.source)
     counted = _where(counted, scan).where(view.id >= within.first, view.id <= within.last)
     return [Piece(*row) for row in connection.execute(counted.group_by(slot).order_by(slot))]
 

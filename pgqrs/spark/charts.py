@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from html import escape
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 WIDTH, HEIGHT = 560, 190
 LEFT, RIGHT, TOP, BOTTOM = 66, 44, 12, 26
@@ -108,7 +108,7 @@ def _x(index: int, count: int) -> float:
     return LEFT + (index + 0.5) * PLOT_WIDTH / max(count, 1)
 
 
-def _line(one: Series, times: Sequence[datetime], scale: _Scale, axis: Axis) -> Iterator[str]:
+def _line(one: Series, times: Sequence[datetime], scale: _Even, axis: Axis) -> Iterator[str]:
     for run in _runs(one.values):
         points = [(_x(index, len(times)), scale.y(value)) for index, value in run]
         radius = 2.5 if len(times) <= 60 else 1.5
@@ -135,7 +135,7 @@ def _runs(values: Values) -> Iterator[list[tuple[int, float]]]:
         yield run
 
 
-def _labels(series: Sequence[Series], count: int, scale: _Scale) -> Iterator[str]:
+def _labels(series: Sequence[Series], count: int, scale: _Even) -> Iterator[str]:
     """Names at the ends of lines, moved apart where they would meet."""
     ends = []
     for one in series:
@@ -147,19 +147,8 @@ def _labels(series: Sequence[Series], count: int, scale: _Scale) -> Iterator[str
         yield f'<text class="name" x="{x + 6:.1f}" y="{floor:.1f}">{escape(name)}</text>'
 
 
-class _Scale(Protocol):
-    """From values to heights, with ticks at round numbers."""
-
-    ticks: Sequence[float]
-    note: str
-
-    def length(self, value: float) -> float: ...
-
-    def y(self, value: float) -> float: ...
-
-
 class _Even:
-    """From zero, evenly."""
+    """From values to heights, evenly from zero, with ticks at round numbers."""
 
     note = ""
 
@@ -190,7 +179,7 @@ class _ByPowers(_Even):
         return PLOT_HEIGHT * min(part, 1.0)
 
 
-def _scale(series: Sequence[Series], known: Sequence[float], axis: Axis) -> _Scale:
+def _scale(series: Sequence[Series], known: Sequence[float], axis: Axis) -> _Even:
     """The scale for lines: by powers if it is about seconds, and the highest dwarf the lowest line."""
     high = max(known, default=0.0)
     lowest = sorted(value for value in series[0].values if value)
@@ -200,7 +189,7 @@ def _scale(series: Sequence[Series], known: Sequence[float], axis: Axis) -> _Sca
 
 
 def _chart(
-    title: str, times: Sequence[datetime], scale: _Scale, axis: Axis, parts: Sequence[str]
+    title: str, times: Sequence[datetime], scale: _Even, axis: Axis, parts: Sequence[str]
 ) -> str:
     grid = "".join(
         f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{scale.y(tick):.1f}" '
