@@ -35,6 +35,7 @@ from sqlalchemy.sql.expression import ColumnElement, FromClause
 
 from pgqrs.errors import QueueNotFound
 from pgqrs.models import archive, messages, queues, workflow_steps, workflows
+from pgqrs.repositories.expressions import per_dialect
 from pgqrs.repositories.groups import UNBLOCKED
 from pgqrs.sqltypes import Flag, Json, Seconds, UTCDateTime
 
@@ -264,18 +265,33 @@ def pieces(connection: Connection, scan: Scan, within: Bounds, *, number: int) -
 
 
 def is_dense(connection: Connection, scan: Scan, within: Bounds) -> bool:
-    """True if rows have nearly all ids, so that ranges of the same width have about the same number of
-    rows. Only what the server knows without counting: all rows are wanted, and it is PostgreSQL.
+    """True if all rows are wanted and have nearly all ids, so that ranges of the same width have about
+    the same number of rows.
     """
-    everything: Select[Any] = select(VIEWS[scan.view].id)
-    if connection.dialect.name != "postgresql" or _where(everything, scan) is not everything:
+    view = VIEWS[scan.view]
+    everything: Select[Any] = select(view.id)
+    if _where(everything, scan) is not everything:
         return False
+    rows: float = _about(connection, view.id.table)
+    return rows >= DENSE * (within.last - within.first + 1)
+
+
+_ABOUT = text_("SELECT reltuples FROM pg_catalog.pg_class WHERE oid = to_regclass(:name)")
+
+
+def _about_postgres(connection: Connection, table: Any) -> float:
     schema = (connection.get_execution_options().get("schema_translate_map") or {}).get(None)
-    name = VIEWS[scan.view].id.table.name
-    table = ".".join(f'"{part}"' for part in (schema, name) if part)
-    known = text_("SELECT reltuples FROM pg_catalog.pg_class WHERE oid = to_regclass(:name)")
-    rows: float | None = connection.execute(known, {"name": table}).scalar()
-    return rows is not None and rows >= DENSE * (within.last - within.first + 1)
+    name = ".".join(f'"{part}"' for part in (schema, table.name) if part)
+    known: float | None = connection.execute(_ABOUT, {"name": name}).scalar()
+    return known or 0.0
+
+
+def _count_sqlite(connection: Connection, table: Any) -> float:
+    return float(connection.execute(select(func.count()).select_from(table)).scalar_one())
+
+
+_about = per_dialect(postgresql=_about_postgres, sqlite=_count_sqlite)
+"""How many rows a table has: PostgreSQL knows it without counting, and SQLite counts quickly."""
 
 
 def statement(scan: Scan, within: Bounds) -> Select[Any]:
