@@ -55,7 +55,8 @@ def session(app: str, **conf: Any) -> SparkSession:
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     _redact_passwords(spark)
-    if not is_connect(spark):
+    # Without, the cores of this host count. Not where these are all there are: Spark warns of it.
+    if not is_connect(spark) and cores_of(spark) != os.cpu_count():
         _register_source(spark)
     return spark
 

@@ -374,11 +374,12 @@ def test_reading_one_queue_reads_no_others(pg_url: str) -> None:
         wanted = Wanted.of({"url": pg_url, "queue": "tasks", "numPartitions": "2"})
 
         def work(connection: Any) -> tuple[int, int]:
+            before = connection.exec_driver_sql(READ).scalar_one()
             scan = scans.found(connection, wanted.scan)
             parts = balanced(connection, scan, 2, 2)
             texts = [scans.text(scans.statement(scan, p), connection.dialect) for p in parts]
             rows = sum(len(connection.exec_driver_sql(text).all()) for text in texts)
-            return rows, connection.exec_driver_sql(READ).scalar_one()
+            return rows, connection.exec_driver_sql(READ).scalar_one() - before
 
         rows, read = store.read(work)
         assert rows == 100
