@@ -49,8 +49,6 @@ def large_orders():
     return claimed.where("get_json_object(payload, '$.cents') >= 50").select("payload")
 """
 SETTINGS = {
-    "spark.master": "local[2]",
-    "spark.ui.enabled": "false",
     "spark.sql.catalogImplementation": "hive",  # the second run must find the table
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
 }
