@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 class DefaultSource(DataSource):
     """Queues, their archive and workflows as tables."""
 
+    cores: int | None = None
+    """How many tasks the cluster runs at a time. `pgqrs.spark.register` knows; planning does not."""
+
     @classmethod
     def name(cls) -> str:
         return "pgqrs"
@@ -33,12 +36,12 @@ class DefaultSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         from pgqrs.spark import source
 
-        return source.reader(self.options, schema)
+        return source.reader(self.options, schema, self.cores)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
         from pgqrs.spark import source
 
-        return source.stream_reader(self.options, schema)
+        return source.stream_reader(self.options, schema, self.cores)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from pgqrs.spark import source

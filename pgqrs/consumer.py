@@ -517,6 +517,9 @@ class Consumer(Holder):
     Use one for each thread.
     """
 
+    _claims_in_one_statement = True
+    """Which then commits by itself."""
+
     def __init__(
         self,
         database: Database,
@@ -778,7 +781,7 @@ class Consumer(Holder):
         apart = partial(limits.claim, lock_timeout=lock_timeout(self._database.config))
 
         def work(connection: Connection) -> Claimed:
-            claim = apart if limited else dequeue.claim
+            claim = apart if limited else self._claim_unlimited
             now = self._database.now()
             try:
                 return claim(
@@ -796,7 +799,8 @@ class Consumer(Holder):
 
         try:
             # Repeatable: a claim nobody heard of is like a holder that died.
-            claimed = self._database.write(work, single=True, repeatable=True, probe=True)
+            single = self._claims_in_one_statement
+            claimed = self._database.write(work, single=single, repeatable=True, probe=True)
         except Unreadable:
             # If none is found, another consumer is setting it aside: the next claim passes over it.
             aside = set_unreadable_aside(self._database, self.queue, worker=worker)
@@ -817,6 +821,10 @@ class Consumer(Holder):
         self._room_in = claimed.room_in
         self._met_groups = self._met_groups or any(m.group for m in claimed.messages)
         return self._without_lapsed(claimed)
+
+    def _claim_unlimited(self, connection: Connection, queue: str, **options: Any) -> Claimed:
+        """How messages are claimed from a queue without limits."""
+        return dequeue.claim(connection, queue, **options)
 
     def _without_lapsed(self, claimed: Claimed) -> Claimed:
         """The claim without messages whose lease ended before this consumer heard of them.

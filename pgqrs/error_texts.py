@@ -36,8 +36,12 @@ def error_text(error: str | BaseException | None, config: Config) -> str | None:
 
 
 def error_message(error: str | BaseException, config: Config) -> str:
-    """What an error says, without its traceback, and not more than a screenful of it."""
-    return (error_text(said(error), config) or "")[:MAX_MESSAGE]
+    """What an error says, without its traceback, and not more than a screenful of it. Its notes come
+    last, as in a traceback, however long the rest is.
+    """
+    notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+    last = (error_text(notes, config) or "")[:MAX_MESSAGE]
+    return (error_text(said(error), config) or "")[: MAX_MESSAGE - len(last)] + last
 
 
 def as_logged(

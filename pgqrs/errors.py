@@ -516,10 +516,23 @@ class ExportMismatch(PgqrsError):
     """Not as many rows were written to files as were read."""
 
     def __init__(self, path: str, read: int, written: int) -> None:
-        super().__init__(f"{path} has {written} rows, and {read} were read; nothing was recorded")
+        super().__init__(
+            f"{path} has {written} rows, and {read} were read; nothing was recorded. Do the driver and "
+            "the executors share this directory?"
+        )
         self.path = path
         self.read = read
         self.written = written
+
+
+class FrameLost(PgqrsError):
+    """The files of a `Frame` do not have the rows that were written to them."""
+
+    def __init__(self, path: str, expected: int, found: int) -> None:
+        super().__init__(f"{path} had {expected} rows when it was written, and has {found} now")
+        self.path = path
+        self.expected = expected
+        self.found = found
 
 
 class WriteMismatch(PgqrsError):

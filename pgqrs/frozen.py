@@ -65,7 +65,12 @@ _history = sa.Table(
 
 def checksum(script: str | Path) -> str:
     """Returns the SHA-256 of a script's text; it does not depend on the line endings."""
-    return hashlib.sha256(Path(script).read_text(encoding="utf-8").encode()).hexdigest()
+    return checksum_of(Path(script).read_text(encoding="utf-8"))
+
+
+def checksum_of(source: str) -> str:
+    """Returns the same of a text that was read already."""
+    return hashlib.sha256(source.encode()).hexdigest()
 
 
 def is_applied(op: Operations, revision: str) -> bool:

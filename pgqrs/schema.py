@@ -9,13 +9,17 @@ application's own Alembic environment), and reading it needs no Alembic.
 
 from __future__ import annotations
 
+import atexit
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Table, func, inspect, select, text
@@ -32,11 +36,13 @@ from pgqrs.errors import (
     TablesAltered,
     UpgradeRequired,
 )
-from pgqrs.frozen import checksum
+from pgqrs.frozen import checksum_of
 from pgqrs.migrating import one_at_a_time
 from pgqrs.models import schema_history
 
 if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
     from alembic.migration import MigrationContext
     from alembic.script import ScriptDirectory
 
@@ -52,11 +58,34 @@ class Revision:
     checksum: str
 
 
-def scripts_path() -> Path:
-    """The directory with Alembic's `env.py` and `versions`."""
-    package = Path(__file__).parent
+def _scripts() -> Traversable:
+    """The same, also inside of a zip: Spark sends packages to executors and servers as such."""
+    package = files("pgqrs")
     shipped = package / "_alembic"
-    return shipped if shipped.is_dir() else package.parent / "alembic"
+    return shipped if shipped.is_dir() else Path(__file__).parent.parent / "alembic"
+
+
+@cache
+def scripts_path() -> Path:
+    """The directory with Alembic's `env.py` and `versions`. Alembic needs files: from a zip they are
+    copied to a directory of this process.
+    """
+    found = _scripts()
+    if isinstance(found, Path):
+        return found
+    copied = Path(mkdtemp(prefix="pgqrs-alembic-"))
+    atexit.register(rmtree, copied, ignore_errors=True)
+    _copy(found, copied)
+    return copied
+
+
+def _copy(source: Traversable, target: Path) -> None:
+    for found in source.iterdir():
+        if found.is_dir():
+            (target / found.name).mkdir()
+            _copy(found, target / found.name)
+        else:
+            (target / found.name).write_bytes(found.read_bytes())
 
 
 def versions_path() -> Path:
@@ -67,20 +96,24 @@ def versions_path() -> Path:
 @cache
 def revisions() -> tuple[Revision, ...]:
     """The revisions this pgqrs carries, oldest first."""
-    return read_revisions(versions_path())
+    return read_revisions(_scripts() / "versions")
 
 
-def read_revisions(directory: Path) -> tuple[Revision, ...]:
+def read_revisions(directory: Traversable) -> tuple[Revision, ...]:
     """The revisions of a directory, in the order of their numbered file names."""
-    return tuple(_read_revision(path) for path in sorted(directory.glob("[0-9]*_*.py")))
+    found = {each.name: each for each in directory.iterdir() if _SCRIPT.fullmatch(each.name)}
+    return tuple(_read_revision(found[name]) for name in sorted(found))
 
 
-def _read_revision(path: Path) -> Revision:
-    source = path.read_text(encoding="utf-8")
+_SCRIPT = re.compile(r"[0-9].*_.*\.py")
+
+
+def _read_revision(script: Traversable) -> Revision:
+    source = script.read_text(encoding="utf-8")
     declared = re.search(r'^revision = "([^"]+)"$', source, re.MULTILINE)
     if declared is None:
-        raise ValueError(f"{path} declares no revision")
-    return Revision(declared[1], checksum(path))
+        raise ValueError(f"{script} declares no revision")
+    return Revision(declared[1], checksum_of(source))
 
 
 def applied(connection: Connection) -> dict[str, str]:

@@ -18,7 +18,7 @@ from pgqrs.errors import ConstraintViolated, WorkerNotFound
 from pgqrs.presence import Presence
 from pgqrs.repositories import places, streams
 from pgqrs.repositories.reading import Unreadable, telling
-from pgqrs.repositories.streams import Batch, Owned
+from pgqrs.repositories.streams import ANY, Batch, Owned
 from pgqrs.stores import Database
 
 LARGEST = 100_000
@@ -36,15 +36,19 @@ class Stream:
         self._presence = Presence(database, queue)
         self._owned: Owned | None = None
 
-    def next_batch(self, after: int, *, limit: int) -> Batch | None:
-        """The batch to work on after this one, if there is anything to do. All up to this one is
-        complete, and is acknowledged.
+    def next_batch(self, after: int, *, limit: int, through: int = ANY) -> Batch | None:
+        """The batch to work on after this one, if there is anything to do up to the id `through`. All up
+        to this one is complete, and is acknowledged.
         """
-        return self._ask(partial(streams.next_batch, after=after), limit)
+        return self._ask(partial(streams.next_batch, after=after, through=through), limit)
 
-    def add_batch(self, *, limit: int) -> Batch | None:
-        """One more batch beside those that are claimed, if there is anything to claim."""
-        return self._ask(streams.add_batch, limit)
+    def add_batch(self, *, limit: int, through: int = ANY) -> Batch | None:
+        """One more batch beside those that are claimed, if there is anything to claim up to the id
+        `through`: also what only messages of this stream keep back, by being first in their groups.
+        """
+        # Two transactions: who locks groups must not have locked messages before.
+        batch = self._ask(partial(streams.add_batch, through=through), limit)
+        return batch or self._ask(partial(streams.add_followers, through=through), limit)
 
     def _ask(self, question: Question, limit: int) -> Batch | None:
         if self._owned is None:

@@ -28,6 +28,7 @@ from sqlalchemy import (
     bindparam,
     delete,
     exists,
+    false,
     literal_column,
     select,
     update,
@@ -140,6 +141,34 @@ def let_first_go(
         connection.execute(_LET_GO, {"ids": firsts} | at(now=(now, 0.0)))
     if len(firsts) < len(names):
         connection.execute(_FORGET_EMPTY, bound)
+
+
+_BLOCK = (
+    update(messages)
+    .where(
+        messages.c.queue_id == _queue_id,
+        is_one_of(messages.c.group_key, "groups"),
+        messages.c.blocked == UNBLOCKED,
+        messages.c.consumer_worker_id.is_(None),
+        ~is_one_of(messages.c.id, "firsts"),
+    )
+    .values(blocked=BY_GROUP, ready=false())
+)
+
+
+@contextmanager
+def giving_back(
+    connection: Connection, ids: Sequence[int], *, now: datetime | None
+) -> Iterator[None]:
+    """Around what gives back several messages of a group at once: only the first can be claimed."""
+    touched = _by_queue(connection.execute(_OF, {"ids": ids}))
+    with _changing(connection, touched, now=now):
+        yield
+        for queue_id, names in touched.items():
+            bound = {"in_queue": queue_id, "names": json.dumps(sorted(names))}
+            firsts = [id for id in connection.execute(_FIRSTS, bound).scalars() if id is not None]
+            bound |= {"groups": list(names), "firsts": firsts}
+            connection.execute(_BLOCK, bound)
 
 
 @contextmanager

@@ -8,8 +8,8 @@ runs it is told their names beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -22,15 +22,21 @@ from sqlalchemy import (
     Select,
     SmallInteger,
     Text,
+    and_,
     cast,
     func,
+    literal_column,
     not_,
+    or_,
     select,
 )
+from sqlalchemy import text as text_
 from sqlalchemy.sql.expression import ColumnElement, FromClause
 
 from pgqrs.errors import QueueNotFound
 from pgqrs.models import archive, messages, queues, workflow_steps, workflows
+from pgqrs.repositories.expressions import per_dialect
+from pgqrs.repositories.groups import UNBLOCKED
 from pgqrs.sqltypes import Flag, Json, Seconds, UTCDateTime
 
 
@@ -76,6 +82,8 @@ class Scan:
     view: str
     columns: tuple[str, ...]
     queue: str | None = None
+    queue_id: int | None = None
+    """The id of `queue`, once it was looked up (`found`): indexes know queues by it."""
     since: datetime | None = None
     until: datetime | None = None
     conditions: tuple[Condition, ...] = ()
@@ -158,6 +166,8 @@ OPERATORS: dict[str, Callable[[ColumnElement[Any], Any], ColumnElement[bool]]] =
 }
 
 
+DENSE = 0.8
+"""Rows for each id from which on ids count as rows."""
 MOST_VALUES = 1000
 """Of one condition: each is a parameter of the statement, and a database takes only so many."""
 
@@ -180,7 +190,7 @@ def can_compare(view: str, condition: Condition) -> bool:
 def _where(statement: Select[Any], scan: Scan) -> Select[Any]:
     view = VIEWS[scan.view]
     if scan.queue is not None:
-        statement = statement.where(queues.c.queue_name == scan.queue)
+        statement = statement.where(*_of_queue(view, scan))
     if scan.since is not None:
         statement = statement.where(view.time >= scan.since)
     if scan.until is not None:
@@ -198,18 +208,90 @@ class Bounds(NamedTuple):
     last: int
 
 
-def bounds(connection: Connection, scan: Scan) -> Bounds | None:
-    """From which id to which the wanted rows are; None if there are none."""
-    if scan.queue is not None:
-        known = select(queues.c.id).where(queues.c.queue_name == scan.queue)
-        if connection.execute(known).first() is None:
-            raise QueueNotFound(scan.queue)
+# Each message of a queue is in one of the indexes of its table, all of which are of some messages only.
+_IN_SOME_INDEX = or_(
+    messages.c.ready,
+    and_(~messages.c.ready, messages.c.blocked == UNBLOCKED),
+    messages.c.blocked == literal_column("2"),
+    messages.c.group_key.is_not(None),
+)
+
+
+def _of_queue(view: View, scan: Scan) -> Iterator[ColumnElement[bool]]:
+    if scan.queue_id is None:
+        yield queues.c.queue_name == scan.queue
+        return
+    yield view.queue_id == scan.queue_id
+    if view.queue_id is messages.c.queue_id:
+        yield _IN_SOME_INDEX
+
+
+def found(connection: Connection, scan: Scan) -> Scan:
+    """The same scan with the id of its queue, if it is about one."""
+    if scan.queue is None:
+        return scan
+    known = select(queues.c.id).where(queues.c.queue_name == scan.queue)
+    id = connection.execute(known).scalar()
+    if id is None:
+        raise QueueNotFound(scan.queue)
+    return replace(scan, queue_id=id)
+
+
+def ends(connection: Connection, scan: Scan) -> Bounds | None:
+    """The first and the last id of the whole table, which its index tells; None if it is empty."""
     id = VIEWS[scan.view].id
-    statement = _where(select(func.min(id), func.max(id)), scan)
-    if statement.whereclause is not None:  # else the ends of an index tell it
-        statement = statement.select_from(VIEWS[scan.view].source)
-    first, last = connection.execute(statement).one()
+    first, last = connection.execute(select(func.min(id), func.max(id))).one()
     return None if first is None else Bounds(first, last)
+
+
+class Piece(NamedTuple):
+    """Wanted rows with neighbouring ids: the first and the last id, and how many rows."""
+
+    first: int
+    last: int
+    rows: int
+
+
+def pieces(connection: Connection, scan: Scan, within: Bounds, *, number: int) -> list[Piece]:
+    """How many of the wanted rows are where: in up to so many ranges of ids of the same width."""
+    view = VIEWS[scan.view]
+    width = -(-(within.last - within.first + 1) // number)
+    # Not a parameter: PostgreSQL would not know that both expressions are the same.
+    slot = (view.id - literal_column(str(within.first))).op("/")(literal_column(str(width)))
+    columns = (func.min(view.id), func.max(view.id), func.count())
+    counted: Any = select(*columns).select_from(view.source)
+    counted = _where(counted, scan).where(view.id >= within.first, view.id <= within.last)
+    return [Piece(*row) for row in connection.execute(counted.group_by(slot).order_by(slot))]
+
+
+def is_dense(connection: Connection, scan: Scan, within: Bounds) -> bool:
+    """True if all rows are wanted and have nearly all ids, so that ranges of the same width have about
+    the same number of rows.
+    """
+    view = VIEWS[scan.view]
+    everything: Select[Any] = select(view.id)
+    if _where(everything, scan) is not everything:
+        return False
+    rows: float = _about(connection, view.id.table)
+    return rows >= DENSE * (within.last - within.first + 1)
+
+
+_ABOUT = text_("SELECT reltuples FROM pg_catalog.pg_class WHERE oid = to_regclass(:name)")
+
+
+def _about_postgres(connection: Connection, table: Any) -> float:
+    schema = (connection.get_execution_options().get("schema_translate_map") or {}).get(None)
+    name = ".".join(f'"{part}"' for part in (schema, table.name) if part)
+    known: float | None = connection.execute(_ABOUT, {"name": name}).scalar()
+    return known or 0.0
+
+
+def _count_sqlite(connection: Connection, table: Any) -> float:
+    return float(connection.execute(select(func.count()).select_from(table)).scalar_one())
+
+
+_about = per_dialect(postgresql=_about_postgres, sqlite=_count_sqlite)
+"""How many rows a table has: PostgreSQL knows it without counting, and SQLite counts quickly."""
 
 
 def statement(scan: Scan, within: Bounds) -> Select[Any]:

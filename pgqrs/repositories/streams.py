@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -45,7 +46,7 @@ from pgqrs.errors import (
     WorkerStopped,
 )
 from pgqrs.models import messages, queues, stream_batches, streams
-from pgqrs.repositories import archive, dequeue, groups, limits, workers
+from pgqrs.repositories import archive, backlog, dequeue, groups, limits, workers
 from pgqrs.repositories import messages as message_rows
 from pgqrs.repositories import queues as queue_rows
 from pgqrs.repositories.dequeue import Claimed
@@ -59,6 +60,7 @@ AT_ONCE = 5000
 """Messages claimed, given back or acknowledged in one statement."""
 SWEEPS = 10
 FOR_GOOD = float(MAX_SECONDS)
+ANY = 2**63 - 1
 
 _LOCK = (
     select(streams, queues.c.queue_name)
@@ -101,7 +103,6 @@ _ADD_ROW = insert(stream_batches).values(
     held=cast(bindparam("tokens", type_=Text()), Json()),
     claimed_at=moment("now"),
 )
-ANY = 2**63 - 1
 
 
 class Owned(NamedTuple):
@@ -234,9 +235,10 @@ def next_batch(
     worker: int,
     limit: int,
     now: datetime | None,
+    through: int = ANY,
 ) -> Batch | None:
     """Acknowledge what is complete, up to the batch `after`. Returns the first one after it: the one
-    that is claimed already, or a new one, unless there is nothing to claim.
+    that is claimed already, or a new one, unless there is nothing to claim up to the id `through`.
     """
     stream = _lock(connection, owned)
     _acknowledge(connection, stream.id, through=after, now=now)
@@ -245,27 +247,65 @@ def next_batch(
     if pending is not None:
         (batch,) = _batches(connection, stream.id, after=pending - 1, through=pending)
         return batch
-    return _add(connection, stream, after=after, worker=worker, limit=limit, now=now)
+    queue = stream.queue_name
+    claimed = _claim(connection, queue, worker=worker, limit=limit, now=now, through=through)
+    return _add(connection, stream, claimed, after=after, worker=worker, now=now)
 
 
 def add_batch(
-    connection: Connection, owned: Owned, *, worker: int, limit: int, now: datetime | None
+    connection: Connection,
+    owned: Owned,
+    *,
+    worker: int,
+    limit: int,
+    now: datetime | None,
+    through: int = ANY,
 ) -> Batch | None:
-    """Claim one more batch, and acknowledge nothing. None if there is nothing to claim."""
+    """Claim one more batch, and acknowledge nothing. None if there is nothing to claim up to the id
+    `through`.
+    """
     stream = _lock(connection, owned)
-    return _add(connection, stream, after=0, worker=worker, limit=limit, now=now)
+    queue = stream.queue_name
+    claimed = _claim(connection, queue, worker=worker, limit=limit, now=now, through=through)
+    return _add(connection, stream, claimed, after=0, worker=worker, now=now)
+
+
+def add_followers(
+    connection: Connection,
+    owned: Owned,
+    *,
+    worker: int,
+    limit: int,
+    now: datetime | None,
+    through: int = ANY,
+) -> Batch | None:
+    """Claim one more batch, of what only messages of this very stream keep back: those behind them in
+    their groups.
+    """
+    stream = _lock(connection, owned)
+    held = _batches(connection, stream.id, after=-1, through=ANY)
+    claimed = backlog.claim_followers(
+        connection,
+        stream.queue_id,
+        [id for batch in held for id in batch.holds.tokens],
+        worker=worker,
+        limit=limit,
+        lease=FOR_GOOD,
+        now=now,
+        through=through,
+    )
+    return _add(connection, stream, claimed, after=0, worker=worker, now=now)
 
 
 def _add(
     connection: Connection,
     stream: Any,
+    claimed: dict[int, int | None],
     *,
     after: int,
     worker: int,
-    limit: int,
     now: datetime | None,
 ) -> Batch | None:
-    claimed = _claim(connection, stream.queue_name, worker=worker, limit=limit, now=now)
     if not claimed:
         return None
     number = max(stream.last_batch, after) + 1
@@ -285,14 +325,22 @@ def _add(
 
 
 def _claim(
-    connection: Connection, queue: str, *, worker: int, limit: int, now: datetime | None
+    connection: Connection,
+    queue: str,
+    *,
+    worker: int,
+    limit: int,
+    now: datetime | None,
+    through: int,
 ) -> dict[int, int | None]:
     """Up to `limit` messages, for as long as can be said. What may not be handed out is cleared away."""
     claimed: dict[int, int | None] = {}
     sweeps = 0
     while len(claimed) < limit:
         at_most = min(limit - len(claimed), AT_ONCE)
-        found = _claim_some(connection, queue, worker=worker, limit=at_most, now=now)
+        found = _claim_some(
+            connection, queue, worker=worker, limit=at_most, now=now, through=through
+        )
         claimed |= {message.id: message.read_ct for message in found.messages}
         if found.leftovers and sweeps < SWEEPS:
             sweeps += 1
@@ -304,14 +352,21 @@ def _claim(
 
 
 def _claim_some(
-    connection: Connection, queue: str, *, worker: int, limit: int, now: datetime | None
+    connection: Connection,
+    queue: str,
+    *,
+    worker: int,
+    limit: int,
+    now: datetime | None,
+    through: int,
 ) -> Claimed:
     options: dict[str, Any] = {"worker": worker, "limit": limit, "lease": FOR_GOOD, "now": now}
-    found = dequeue.claim(connection, queue, **options)
+    claim = dequeue.claim if through == ANY else partial(backlog.claim, through=through)
+    found: Claimed = claim(connection, queue, **options)
     if found.limited:
         found = limits.claim(connection, queue, **options)
         if found.queue_exists and not found.limited:
-            found = dequeue.claim(connection, queue, **options)
+            found = claim(connection, queue, **options)
     if not found.queue_exists:
         raise QueueNotFound(queue)
     if found.spoiled:
@@ -355,11 +410,13 @@ def release(connection: Connection, name: str, *, now: datetime | None) -> tuple
     """
     stream = _find(connection, name)
     total = 0
-    for batch in _batches(connection, stream.id, after=-1, through=ANY):
-        for holds in _pieces(batch.holds):
-            total += len(
-                message_rows.give_back(connection, holds, delay=0.0, counted=False, now=now)
-            )
+    batches = _batches(connection, stream.id, after=-1, through=ANY)
+    with groups.giving_back(connection, [id for b in batches for id in b.holds.tokens], now=now):
+        for batch in batches:
+            for holds in _pieces(batch.holds):
+                total += len(
+                    message_rows.give_back(connection, holds, delay=0.0, counted=False, now=now)
+                )
     connection.execute(_FORGET, {"stream_id": stream.id, "through": ANY})
     connection.execute(_FENCE_OFF, {"stream_id": stream.id})
     return stream.queue_name, total

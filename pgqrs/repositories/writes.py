@@ -7,6 +7,11 @@ parts are there, who began the write *publishes* one attempt of each: one transa
 and finishes the write. Before it nothing is to be seen, and a finished write is never published again,
 whoever tries: the row of the write is locked first.
 
+*Batches of a stream* are staged writes with a number. One row more, whose id is that of the query, keeps
+the highest number that is published, in `message_ct`. It goes up in the transaction that publishes, so
+no batch is published twice, however late a driver comes that another one has replaced; the rows of
+the batches themselves are not needed any more after that.
+
 *Part-key*: an attempt adds its messages to the queue itself, in one transaction with a row that only one
 attempt at this part can add. Whoever comes later must bring the same messages, which a digest tells.
 """
@@ -43,7 +48,7 @@ from sqlalchemy import (
 from pgqrs.errors import InvalidPayload, QueueNotFound, WriteMismatch
 from pgqrs.models import messages, staged, write_parts, writes
 from pgqrs.repositories import groups
-from pgqrs.repositories.expressions import at, moment, per_dialect, texts
+from pgqrs.repositories.expressions import at, is_one_of, moment, per_dialect, texts
 from pgqrs.repositories.groups import BY_GROUP, UNBLOCKED
 from pgqrs.repositories.messages import QUEUE
 from pgqrs.sqltypes import BigId, Flag, UTCDateTime
@@ -69,6 +74,18 @@ class Write(NamedTuple):
     parts: int | None
     message_ct: int | None
     finished_at: datetime | None
+
+
+class Batch(NamedTuple):
+    """A batch of a query that writes a stream."""
+
+    query: str
+    number: int
+
+    @property
+    def write_id(self) -> str:
+        """The id of its write."""
+        return f"{self.query}-{self.number}"
 
 
 class Part(NamedTuple):
@@ -131,6 +148,7 @@ def begin(
     mode: WriteMode,
     parts: int | None,
     now: datetime | None,
+    batch: Batch | None = None,
 ) -> Write:
     """Begin a write, or find the one that was begun before, if it is the same."""
     bound = {"this_write": write_id, "queue": queue, "mode": mode, "parts": parts}
@@ -147,7 +165,58 @@ def begin(
     ):
         if ours is not None and ours != theirs:
             raise WriteMismatch(write_id, f"was begun {name}")
+    if batch is not None and _is_published(batch, _highest(connection, batch)):
+        connection.execute(_FORGET_BATCH, {"write_ids": [write_id]})
+        return write._replace(finished_at=time_of(connection, now))
     return write
+
+
+# The highest batch of a query
+
+_of_query = writes.c.write_id == bindparam("query")
+_HIGHEST = select(writes.c.message_ct).where(_of_query)
+_LOCK_HIGHEST = _HIGHEST.with_for_update()
+_RAISE = (
+    update(writes)
+    .where(_of_query)
+    .values(message_ct=bindparam("number", type_=BigId), finished_at=moment("now"))
+)
+_FORGET_BATCH = delete(writes).where(is_one_of(writes.c.write_id, "write_ids"))
+
+
+def _highest(connection: Connection, batch: Batch, statement: Any = _HIGHEST) -> int | None:
+    found: int | None = connection.execute(statement, {"query": batch.query}).scalar()
+    return found
+
+
+def _is_published(batch: Batch, highest: int | None) -> bool:
+    """True if this is the last batch that was published. Raises `WriteMismatch` if it came before."""
+    if highest is not None and batch.number < highest:
+        raise WriteMismatch(
+            batch.write_id,
+            f"is older than batch {highest} of the same query, which is complete: another driver has "
+            "gone on from this checkpoint, or the checkpoint was put back to an earlier state",
+        )
+    return batch.number == highest
+
+
+def _turn(connection: Connection, write_id: str, batch: Batch, *, now: datetime | None) -> bool:
+    """Lock the row of the query, which is added if need be. False if the batch is published already."""
+    write = _get(connection, write_id)
+    bound: dict[str, Any] = {
+        "this_write": batch.query,
+        "in_queue": write.queue_id,
+        "mode": write.mode,
+    }
+    bound |= {"parts": None} | at(now=(now, 0.0))
+    connection.execute(_begin(connection.dialect.name), bound)
+    return not _is_published(batch, _highest(connection, batch, _LOCK_HIGHEST))
+
+
+def _end_batch(connection: Connection, batch: Batch, *, now: datetime | None) -> None:
+    connection.execute(_RAISE, {"query": batch.query, "number": batch.number} | at(now=(now, 0.0)))
+    before = batch._replace(number=batch.number - 1)  # versions before this one left it
+    connection.execute(_FORGET_BATCH, {"write_ids": [batch.write_id, before.write_id]})
 
 
 def _get(connection: Connection, write_id: str, statement: Any = _FIND) -> Write:
@@ -205,6 +274,12 @@ def record(connection: Connection, write_id: str, part: Part, *, now: datetime |
     }
     connection.execute(_RECORD, bound | at(now=(now, 0.0)))
     return True
+
+
+def drop_part(connection: Connection, write_id: str, part: Part) -> None:
+    """Forget that this attempt has begun to store a part, to say what it has stored in the end."""
+    bound = {"this_write": write_id, "attempts": json.dumps([str(part.attempt)])}
+    connection.execute(_DROP_THESE_ATTEMPTS, bound)
 
 
 # Storing rows
@@ -359,10 +434,14 @@ def publish(
     *,
     settings: Settings,
     now: datetime | None,
+    batch: Batch | None = None,
 ) -> Published:
     """Add the messages of these attempts, one at each part and in this order, and finish the write; do
     nothing if it is finished already.
     """
+    # The query before the batch: who publishes the next batch locks both in this order.
+    if batch is not None and not _turn(connection, write_id, batch, now=now):
+        return Published(0, False)
     write = _get(connection, write_id, _LOCK)
     if write.finished_at is not None:
         return Published(write.message_ct or 0, False)
@@ -375,7 +454,10 @@ def publish(
     _add(connection, write.queue_id, bound, expected=expected, settings=settings, now=now)
     connection.execute(_DROP_STAGED, bound)
     connection.execute(_DROP_ATTEMPTS, bound)
-    _finish(connection, write_id, parts=parts, message_ct=expected, now=now)
+    if batch is None:
+        _finish(connection, write_id, parts=parts, message_ct=expected, now=now)
+    else:
+        _end_batch(connection, batch, now=now)
     return Published(expected, waited_for)
 
 
@@ -443,20 +525,20 @@ def add_part(
     write: Write,
     queue: str,
     part: Part,
-    rows: Sequence[Mapping[str, Any]],
     *,
+    staged_as: int,
     settings: Settings,
     now: datetime | None,
 ) -> Published | None:
-    """Add the messages of a part, where nothing can be streamed; None if the write is finished."""
+    """Add the messages of a part that this attempt has staged; None if the write is finished."""
     waited_for = is_waited_for(connection, write, queue, now=now)
     if not record(connection, write.write_id, part, now=now):
         return None
-    put(connection, rows)
-    bound = {"this_write": write.write_id, "attempts": json.dumps([str(UNSTAGED)])}
-    _add(connection, write.queue_id, bound, expected=len(rows), settings=settings, now=now)
-    connection.execute(delete(staged).where(staged.c.attempt == UNSTAGED))
-    return Published(len(rows), waited_for)
+    bound = {"this_write": write.write_id, "attempts": json.dumps([str(staged_as)])}
+    expected = part.message_ct
+    _add(connection, write.queue_id, bound, expected=expected, settings=settings, now=now)
+    discard(connection, write.write_id, [staged_as])
+    return Published(expected, waited_for)
 
 
 _ALL_PARTS = select(
@@ -490,14 +572,6 @@ def discard(connection: Connection, write_id: str, attempts: Sequence[int]) -> N
     bound = {"this_write": write_id, "attempts": json.dumps(chosen)}
     connection.execute(_DROP_STAGED_ATTEMPTS, bound)
     connection.execute(_DROP_THESE_ATTEMPTS, bound)
-
-
-_FORGET = delete(writes).where(_this_write, writes.c.finished_at.is_not(None))
-
-
-def forget(connection: Connection, write_id: str) -> None:
-    """Forget a finished write that nobody will ask for again."""
-    connection.execute(_FORGET, {"this_write": write_id})
 
 
 _abandoned = and_(

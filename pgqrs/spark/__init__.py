@@ -1,5 +1,6 @@
 """Data pipelines on Spark: `pip install 'pgqrs[spark]'`."""
 
+from pgqrs.spark.allowing import allow
 from pgqrs.spark.claims import Claim, acknowledge, claim
 from pgqrs.spark.ending import finish
 from pgqrs.spark.frames import Frame
@@ -14,6 +15,7 @@ __all__ = [
     "Frame",
     "Swept",
     "acknowledge",
+    "allow",
     "claim",
     "current_attempt",
     "current_session",

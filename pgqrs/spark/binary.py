@@ -70,7 +70,7 @@ def folded(columns: Mapping[str, Any], table: Table) -> Iterator[memoryview]:
         if isinstance(cells, bytes):
             pieces.append(cells)
             continue
-        elements = _data(cells)
+        elements = data(cells)
         # One dimension, in which there may be NULLs, of this type, so many, the first of which is 1.
         head = struct.pack(">iiIii", 1, 1, _wire(table.c[name]).oid, len(cells), 1)
         pieces += [struct.pack(">i", len(head) + len(elements)), head, elements]
@@ -129,7 +129,7 @@ def _joined(cells: list[Any]) -> memoryview:
             together[-1] += cell
         else:
             together.append(cell)
-    return _data(_join(*together))
+    return data(_join(*together))
 
 
 def _join(*cells: Any) -> Any:
@@ -138,7 +138,7 @@ def _join(*cells: Any) -> Any:
     return pc.binary_join_element_wise(*cells, pa.scalar(b"", pa.binary()))
 
 
-def _data(array: Any) -> memoryview:
+def data(array: Any) -> memoryview:
     """The bytes of all elements, one after the other."""
     _, offsets, data = array.buffers()
     ends = np.frombuffer(offsets, np.int32)

@@ -12,8 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import Connection, Table
@@ -22,7 +24,7 @@ from sqlalchemy.exc import IntegrityError
 from pgqrs.errors import InvalidArgument, WriteMismatch
 from pgqrs.models import messages, staged
 from pgqrs.repositories import writes
-from pgqrs.repositories.writes import NAMELESS, UNSTAGED, Part, Settings, Write
+from pgqrs.repositories.writes import NAMELESS, UNSTAGED, Batch, Part, Settings, Write
 from pgqrs.spark import binary
 from pgqrs.spark.options import Where
 from pgqrs.spark.rows import TIME, Limits, checked
@@ -33,6 +35,12 @@ from pgqrs.types import WriteMode
 ORDINARY = Settings()
 FOLDED, FOLDED_BYTES = 1000, 4 * 1024 * 1024
 """Messages that are staged as one row, and about how many bytes."""
+
+
+PORTION, UPLOADED = 4 * 1024 * 1024, 256 * 1024 * 1024
+"""Bytes that are put into one transaction where nothing can be streamed; the second where each is an
+upload.
+"""
 
 
 class _TooLate(Exception):
@@ -53,6 +61,8 @@ class Bulk:
     mode: WriteMode = WriteMode.STAGED
     parts: int | None = None
     settings: Settings = ORDINARY
+    batch: Batch | None = None
+    """Which batch of a stream this is, if it is one."""
     write: Write | None = None
     """Known once it was begun."""
 
@@ -64,7 +74,13 @@ class Bulk:
                 now = database.now()
                 writes.sweep(connection, now=now)
                 return writes.begin(
-                    connection, self.write_id, self.queue, mode=self.mode, parts=self.parts, now=now
+                    connection,
+                    self.write_id,
+                    self.queue,
+                    mode=self.mode,
+                    parts=self.parts,
+                    now=now,
+                    batch=self.batch,
                 )
 
             return replace(self, write=database.write(work, repeatable=True))
@@ -117,6 +133,7 @@ class Bulk:
                     [part.attempt for part in ordered],
                     settings=self.settings,
                     now=now,
+                    batch=self.batch,
                 )
 
             published = database.write(work, repeatable=True)
@@ -130,13 +147,6 @@ class Bulk:
             database.write(
                 lambda connection: writes.discard(connection, self.write_id, attempts),
                 repeatable=True,
-            )
-
-    def forget(self) -> None:
-        """Nobody will ask for it again."""
-        with _opened(self.where) as database:
-            database.write(
-                lambda connection: writes.forget(connection, self.write_id), repeatable=True
             )
 
 
@@ -202,21 +212,58 @@ class _StreamStaged(_Storing):
             return Part(number, UNSTAGED, 0)
 
 
-class _PutStaged(_Storing):
+class _Putting(_Storing):
+    """Stages a part where nothing can be streamed: some batches in a transaction of their own, and the
+    last ones in the one that ends the part.
+    """
+
+    def put_all(self, number: int, batches: Iterator[Any], attempt: int) -> tuple[int, list[Any]]:
+        """Stage all batches but the last ones. Returns how many rows, and these last ones."""
+        stored, last = 0, list[Any]()
+        for some in _portions(batches, self.portion):
+            if last:
+                # Not to be repeated: rows that are stored twice would be published twice.
+                self.database.write(partial(self.put_some, number, attempt, last, stored))
+                stored += _size(last)
+            last = some
+        return stored, last
+
+    @property
+    def portion(self) -> int:
+        """Bytes of a transaction. Of a store in a bucket each is an upload."""
+        return PORTION if self.database.remote is None else UPLOADED
+
+    def put_some(
+        self, number: int, attempt: int, some: list[Any], start: int, connection: Connection
+    ) -> None:
+        if start == 0:  # whoever sweeps must know whose rows these are
+            self.record(connection, Part(number, attempt, 0))
+        self.put(connection, attempt, some, start)
+
+    def put(self, connection: Connection, attempt: int, some: list[Any], start: int) -> None:
+        for batch in some:
+            writes.put(connection, _rows(batch, attempt, start))
+            start += batch.num_rows
+
+
+class _PutStaged(_Putting):
     """Staged, where nothing can be streamed."""
 
     def store(self, number: int, batches: Iterator[Any]) -> Part:
         attempt = new_attempt()
-        rows = _rows(batches, attempt)
-        part = Part(number, attempt, len(rows))
 
         def work(connection: Connection) -> Part:
-            if writes.find_part(connection, self.bulk.write_id, number, attempt=attempt) is None:
-                writes.put(connection, rows)
+            there = writes.find_part(connection, self.bulk.write_id, number, attempt=attempt)
+            if there != part:
+                self.put(connection, attempt, last, stored)
+                if stored:
+                    writes.drop_part(connection, self.bulk.write_id, part)
                 self.record(connection, part)
             return part
 
         try:
+            stored, last = self.put_all(number, batches, attempt)
+            part = Part(number, attempt, stored + _size(last))
             return self.database.write(work, repeatable=True)
         except _TooLate:
             return Part(number, UNSTAGED, 0)
@@ -311,25 +358,27 @@ class _StreamByKey(_ByKey):
         }
 
 
-class _PutByKey(_ByKey):
+class _PutByKey(_ByKey, _Putting):
     """The same, where nothing can be streamed."""
 
     def add(self, number: int, batches: Iterator[Any]) -> Part:
-        digest = _Digest()
-        rows = _rows(digest.over(batches), UNSTAGED)
-        part = Part(number, UNSTAGED, len(rows), digest.value)
+        digest, attempt = _Digest(), new_attempt()
+        stored, last = self.put_all(number, digest.over(batches), attempt)
+        part = Part(number, UNSTAGED, stored + _size(last), digest.value)
 
         def work(connection: Connection) -> bool | None:
             there = writes.find_part(connection, self.bulk.write_id, number)
             if there is not None:
                 self.compare(there, digest.value)
+                writes.discard(connection, self.bulk.write_id, [attempt])
                 return False
+            self.put(connection, attempt, last, stored)
             added = writes.add_part(
                 connection,
                 self.bulk.begun,
                 self.bulk.queue,
                 part,
-                rows,
+                staged_as=attempt,
                 settings=self.bulk.settings,
                 now=self.now,
             )
@@ -370,19 +419,39 @@ class _Counted:
 
 
 class _Digest:
-    """What tells batches from others, worked out as they pass."""
+    """What tells rows from others, worked out as they pass. In how many batches they come does not
+    matter: of each column the values, their lengths, and where there are none, are hashed one
+    after the other.
+    """
 
     def __init__(self) -> None:
-        self._hash = hashlib.blake2b(digest_size=16)
+        self._hashes: dict[tuple[str, str], Any] = {}
 
     def over(self, batches: Iterable[Any]) -> Iterator[Any]:
         for batch in batches:
-            self._hash.update(batch.serialize())
+            columns = zip(batch.schema.names, batch.columns, strict=True)
+            for name, column in columns if batch.num_rows else ():
+                self._update(name, "there", column.is_valid().cast(pa.int8()))
+                if pa.types.is_string(column.type):
+                    full = pc.fill_null(column.cast(pa.binary()), b"")
+                    self._update(name, "length", pc.binary_length(full))
+                    self._hash(name, "text").update(binary.data(full))
+                else:
+                    self._update(name, "number", pc.fill_null(column.cast(pa.int64()), 0))
             yield batch
+
+    def _update(self, name: str, what: str, numbers: Any) -> None:
+        self._hash(name, what).update(np.ascontiguousarray(numbers.to_numpy(zero_copy_only=False)))
+
+    def _hash(self, name: str, what: str) -> Any:
+        return self._hashes.setdefault((name, what), hashlib.blake2b(digest_size=16))
 
     @property
     def value(self) -> str:
-        return self._hash.hexdigest()
+        whole = hashlib.blake2b(digest_size=16)
+        for key, found in sorted(self._hashes.items()):
+            whole.update(f"{key}{found.hexdigest()}".encode())
+        return whole.hexdigest()
 
 
 def digest_of(batches: Iterable[Any]) -> str:
@@ -429,10 +498,24 @@ def _stream(
     writes.copy(connection, table, list(complete(batch.slice(0, 0), 0)), pieces())
 
 
-def _rows(batches: Iterable[Any], attempt: int) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for batch in batches:
-        rows += batch.to_pylist()
-    for position, row in enumerate(rows):
+def _rows(batch: Any, attempt: int, start: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = batch.to_pylist()
+    for position, row in enumerate(rows, start):
         row["attempt"], row["position"] = attempt, position
     return rows
+
+
+def _size(batches: Iterable[Any]) -> int:
+    return sum(batch.num_rows for batch in batches)
+
+
+def _portions(batches: Iterable[Any], most: int) -> Iterator[list[Any]]:
+    """Batches, as many at a time as have about so many bytes."""
+    some: list[Any] = []
+    for batch in batches:
+        some.append(batch)
+        if sum(each.nbytes for each in some) >= most:
+            yield some
+            some = []
+    if some:
+        yield some

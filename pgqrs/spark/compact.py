@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from pgqrs.errors import ConflictError
+from pgqrs.spark.allowing import allowed_root
 from pgqrs.spark.export import manifests, publish, together, write_by_day
 from pgqrs.spark.files import absolute, open_files
 from pgqrs.spark.frames import Frame
@@ -33,7 +34,7 @@ def write_again(out: str, chosen: list[str]) -> Any:
     if not found.keys() >= set(chosen):
         raise ConflictError(f"somebody else has put together exports in {out}; compact them again")
     frames = [found[name].df(spark) for name in chosen]
-    return write_by_day(together(frames), current_attempt().path(out))
+    return write_by_day(together(frames), current_attempt().path(allowed_root(out)))
 
 
 @spark_step(name="delete files")
@@ -44,7 +45,7 @@ def delete_files(out: str, frame: Frame, paths: list[str]) -> int:
     if frame.path not in {counts.path for counts in manifests(out).values()}:
         return 0
     for path in paths:
-        files, inner = open_files(path)
+        files, inner = open_files(allowed_root(path))
         with suppress(FileNotFoundError):  # this was begun before
             files.delete_dir(inner)
     return len(paths)

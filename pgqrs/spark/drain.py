@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection
@@ -24,14 +23,18 @@ from sqlalchemy import Connection
 from pgqrs.config import Config
 from pgqrs.consumer import Consumer
 from pgqrs.error_texts import error_text
-from pgqrs.errors import InvalidArgument, InvalidConfig, InvalidPayload
+from pgqrs.errors import InvalidConfig, InvalidPayload
 from pgqrs.keeper import Lease, keeper_of
 from pgqrs.outcomes import Done, Failed, GivenBack, Outcome, as_outcome
 from pgqrs.payloads import encode
-from pgqrs.repositories import archive, events, groups, messages, stats, tails
+from pgqrs.repositories import archive, backlog, events, groups, messages, stats, tails
+from pgqrs.repositories.dequeue import Claimed
 from pgqrs.repositories.expressions import Holds
 from pgqrs.retry import Retry
-from pgqrs.spark.pipelines import QUEUE, database_options
+from pgqrs.spark.allowing import allowed_function
+from pgqrs.spark.importing import imported
+from pgqrs.spark.options import Options, Where
+from pgqrs.spark.pipelines import QUEUE, database_options, url_of
 from pgqrs.spark.session import current_session
 from pgqrs.spark.steps import Attempt, current_attempt, spark_step
 from pgqrs.store import Store
@@ -79,21 +82,17 @@ class Duty:
     through: int
     batch: int
     lease: float
+    where: Where | None = None
+    """Where tasks learn the URL; None if it is in `config`."""
+
+    def config_here(self) -> Config:
+        """The settings, where this is called."""
+        return self.config if self.where is None else self.config.with_(dsn=self.where.address())
 
 
 def load(function: str) -> Callable[[Message], Any]:
     """The function of this name, `module:name`."""
-    module, _, name = function.partition(":")
-    try:
-        found: Any = import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as exc:
-        raise InvalidArgument("function", f"{function!r} cannot be imported: {exc}") from exc
-    if not callable(found):
-        raise InvalidArgument("function", f"{function!r} cannot be called")
-    called: Callable[[Message], Any] = found
-    return called
+    return imported(function, "function")
 
 
 # On executors
@@ -102,10 +101,7 @@ def load(function: str) -> Callable[[Message], Any]:
 def work(duty: Duty) -> Iterator[Tally]:
     """Be a consumer until there is nothing to claim. Yields what became of each batch."""
     call = load(duty.function)
-    with (
-        Store(duty.config) as store,
-        store.consumer(duty.queue, lease=duty.lease) as consumer,
-    ):
+    with Store(duty.config_here()) as store, EarlyConsumer(store._database, duty) as consumer:
         while found := _claim(consumer, duty):
             with _renewed(store._database, found, duty.lease):
                 outcomes = [_call(call, message, store.config) for message in found]
@@ -113,8 +109,23 @@ def work(duty: Duty) -> Iterator[Tally]:
             consumer._tell_of_results(found)
 
 
+class EarlyConsumer(Consumer):
+    """Claims what was there when draining began, and passes over what came later."""
+
+    _claims_in_one_statement = False
+
+    def __init__(self, database: Database, duty: Duty) -> None:
+        super().__init__(database, duty.queue, lease=duty.lease)
+        self._through = duty.through
+
+    def _claim_unlimited(self, connection: Connection, queue: str, **options: Any) -> Claimed:
+        return backlog.claim(connection, queue, through=self._through, **options)
+
+
 def _claim(consumer: Consumer, duty: Duty) -> list[Message]:
-    """Messages that were there when draining began; others are left to others."""
+    """Messages that were there when draining began; others are left to others. Where there are limits,
+    others have to be claimed to be told apart, and are given back.
+    """
     found = consumer.dequeue(duty.batch)
     late = [message for message in found if message.id > duty.through]
     if late:
@@ -250,21 +261,31 @@ def do_round(
     """
     attempt, spark = current_attempt(), current_session("pgqrs drain")
     _refuse_speculation(spark)
-    duty = Duty(
-        config_of_tasks(attempt.store), attempt.run_id, queue, function, through, batch, lease
-    )
+    where = where_of(attempt.store, spark)
+    config = config_of_tasks(attempt.store, where)
+    called = allowed_function(function)
+    duty = Duty(config, attempt.run_id, queue, called, through, batch, lease, where)
     parts = tasks or _parallelism(spark)
     frame = spark.range(0, parts, 1, parts).mapInArrow(_working(duty), "ended long")
     frame.groupBy().sum().collect()
     return _wait(attempt, queue, through, lease)
 
 
-def config_of_tasks(store: Store) -> Config:
+def where_of(store: Store, spark: SparkSession) -> Where | None:
+    """Where tasks learn the URL, if the session says that they are not to be told."""
+    options = database_options(store, spark)
+    return None if "url" in options else Options(options, ()).where()
+
+
+def config_of_tasks(store: Store, where: Where | None = None) -> Config:
     """How tasks open the store. They are in each other's way in a bucket: who loses a race tries again,
     or what it has claimed would wait for its lease to lapse.
     """
-    url = database_options(store)["url"]
-    return store.config.with_(dsn=url, upgrade=False, s3_retry_conflicts=True)
+    url = url_of(store)
+    if where is not None:
+        url = url.set(password=None)
+    dsn = url.render_as_string(hide_password=False)
+    return store.config.with_(dsn=dsn, upgrade=False, s3_retry_conflicts=True)
 
 
 def _working(duty: Duty) -> Any:

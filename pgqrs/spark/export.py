@@ -11,17 +11,17 @@ What is to be deleted is deleted after that, by the ids in the files: what was a
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from datetime import datetime
 from functools import partial, reduce
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from pgqrs.errors import ExportMismatch, InvalidArgument
+from pgqrs.errors import InvalidArgument
 from pgqrs.repositories import archive
+from pgqrs.spark.allowing import allowed_root
 from pgqrs.spark.delta import append_once
-from pgqrs.spark.files import absolute, count_rows, open_files
-from pgqrs.spark.frames import Frame
+from pgqrs.spark.files import absolute, open_files
+from pgqrs.spark.frames import Frame, write_counted
 from pgqrs.spark.pipelines import QUEUE, database_options, read_text, write_text
 from pgqrs.spark.session import current_session
 from pgqrs.spark.steps import current_attempt, spark_step
@@ -34,6 +34,11 @@ DELETED_QUEUE = "(deleted)"
 MANIFESTS = "_exports"
 AT_ONCE = 1000
 """Rows that are deleted in one transaction."""
+
+
+def utc_day(time: str) -> str:
+    """The day of a time in UTC, as SQL: `to_date` goes by the time zone of the session."""
+    return f"date_from_unix_date(CAST(floor(unix_micros({time}) / 86400000000D) AS INT))"
 
 
 def read_archive(
@@ -60,35 +65,26 @@ def write_archive(
 ) -> Any:
     """The archive of the run's own store, by queue and day."""
     attempt, spark = current_attempt(), current_session("pgqrs export")
-    found = read_archive(spark, database_options(attempt.store), queues, since, until)
+    found = read_archive(spark, database_options(attempt.store, spark), queues, since, until)
     return write_by_day(
         found.selectExpr(
             f"coalesce(queue, '{DELETED_QUEUE}') AS queue",
             "* EXCEPT (queue)",
-            "to_date(archived_at) AS day",
+            f"{utc_day('archived_at')} AS day",
         ),
-        attempt.path(out),
+        attempt.path(allowed_root(out)),
     )
 
 
 def write_by_day(rows: DataFrame, path: str) -> Frame:
     """Write rows by queue and day to a path that nobody else uses, and count them on both sides."""
-    from pyspark.sql import Observation
-    from pyspark.sql.functions import count, lit
 
-    passed = Observation()
-    # All rows of a day in one task first: else every task would have a file of its own for it.
-    days = rows.observe(passed, count(lit(1)).alias("rows")).repartition("queue", "day")
-    days.write.partitionBy("queue", "day").parquet(path)
-    written = count_rows(path)
-    frame = Frame(path, rows.schema.jsonValue(), 0 if written is None else written)
-    if written is None:
-        frame = replace(frame, rows=frame.df(rows.sparkSession).count())
-    # Spark does not observe what turns out to be empty.
-    read = passed.get["rows"] if frame.rows or not rows.isEmpty() else 0
-    if read != frame.rows:
-        raise ExportMismatch(path, read, frame.rows)
-    return frame
+    def write(counted: DataFrame) -> None:
+        # All rows of a day in one task first: else every task would have a file of its own for it.
+        days = counted.repartition("queue", "day")
+        days.write.partitionBy("queue", "day").parquet(path)
+
+    return write_counted(rows, write, path)
 
 
 @spark_step(name="publish")
@@ -96,7 +92,8 @@ def publish(out: str, frame: Frame, replaces: list[str] | None = None) -> str:
     """Say in the directory what was exported, and for what else it stands from now on. The same frame
     has the same manifest.
     """
-    manifest = f"{out}/{MANIFESTS}/{current_attempt().run_id}-{frame.path.rpartition('-')[2]}.json"
+    name = f"{current_attempt().run_id}-{frame.path.rpartition('-')[2]}"
+    manifest = f"{allowed_root(out)}/{MANIFESTS}/{name}.json"
     files, inner = open_files(manifest)
     # One that is there stays: written again it would be younger than others it came before.
     if not files.get_file_info(inner).is_file:
@@ -107,7 +104,7 @@ def publish(out: str, frame: Frame, replaces: list[str] | None = None) -> str:
 @spark_step(name="append to delta")
 def append_to_delta(table: str, frame: Frame) -> bool:
     """Append what was exported to a Delta table as well. No other frame has the same path."""
-    return frame.rows > 0 and append_once(table, frame, app=f"pgqrs {frame.path}")
+    return frame.rows > 0 and append_once(allowed_root(table), frame, app=f"pgqrs {frame.path}")
 
 
 @spark_step(name="delete")

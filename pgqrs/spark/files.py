@@ -20,6 +20,11 @@ def absolute(path: str | os.PathLike[str]) -> str:
     return text.rstrip("/") if _SCHEME.match(text) else str(Path(text).absolute())
 
 
+def is_local(path: str) -> bool:
+    """True if this is a path of this machine, and no URL."""
+    return _SCHEME.match(path) is None
+
+
 def open_files(path: str) -> tuple[Any, str]:
     """The file system of a path, and what the path is called there."""
     from pyarrow.fs import FileSystem

@@ -8,6 +8,7 @@ session. Threads that a step starts by itself inherit them if they are `pyspark.
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -53,6 +54,38 @@ class Jobs:
                 self._context.cancelJobsWithTag(self.tag)
         except Exception as exc:
             logger.warning("jobs %s could not be cancelled: %s", self.tag, exc)
+
+
+_TRACEBACK = "Traceback (most recent call last):"
+_CONDITION = re.compile(r"^\[[A-Z][A-Z0-9_.]+\] .*", re.MULTILINE)
+_CAUSE = re.compile(r"^Caused by: (.*)", re.MULTILINE)
+
+
+def cause_of(error: BaseException) -> str | None:
+    """What went wrong, of what Spark says at length, in one line: the error of a Python function that
+    was called on an executor, or else the condition that Spark names, or the innermost error of Java.
+    None if this is not an error of Spark.
+    """
+    if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
+        return None
+    said = str(error)
+    raised = _raised_in_python(said)
+    if raised is not None:
+        return raised
+    named = _CONDITION.search(said)
+    if named is not None:
+        return named[0].strip()
+    causes = _CAUSE.findall(said)
+    return causes[-1].strip() if causes else None
+
+
+def _raised_in_python(said: str) -> str | None:
+    """The line after the frames of the last traceback, which are indented."""
+    _, traceback, rest = said.rpartition(_TRACEBACK)
+    if not traceback:
+        return None
+    lines = (line for line in rest.splitlines()[1:] if line.strip())
+    return next((line.strip() for line in lines if not line.startswith((" ", "\t"))), None)
 
 
 def death_of_java(error: BaseException) -> str | None:

@@ -14,9 +14,19 @@ from typing import Any
 
 from pgqrs.config import Config
 from pgqrs.errors import InvalidArgument, InvalidConfig
+from pgqrs.spark.importing import imported
 from pgqrs.types import aware
 
-WHERE = ("url", "urlEnv", "databaseSchema")
+OF_SPARK = (
+    "checkpointLocation",
+    "queryName",
+    "recoverFromCheckpointLocation",
+    "asyncProgressTrackingEnabled",
+    "asyncProgressTrackingCheckpointIntervalMs",
+    "_asyncProgressTrackingOverrideSinkSupportCheck",
+)
+"""Options of a query, which Spark hands on to its sources and sinks."""
+WHERE = ("url", "urlEnv", "urlProvider", "databaseSchema")
 """Options that say which database."""
 
 
@@ -25,7 +35,10 @@ class Options:
 
     def __init__(self, given: Mapping[str, str], known: Iterable[str]) -> None:
         names = {name.lower(): name for name in (*WHERE, *known)}
-        self._given = {name.lower(): value for name, value in given.items()}
+        its_own = set(map(str.lower, OF_SPARK))
+        self._given = {
+            name.lower(): value for name, value in given.items() if name.lower() not in its_own
+        }
         for name in self._given.keys() - names.keys():
             raise InvalidArgument(name, f"no such option; there are {', '.join(names.values())}")
 
@@ -75,10 +88,15 @@ class Options:
 
     def where(self) -> Where:
         """Which database."""
-        url, variable = self.text("url"), self.text("urlEnv")
-        if url is not None and variable is not None:
-            raise InvalidArgument("urlEnv", "give url or urlEnv, not both")
-        return Where(url, variable or "PGQRS_DSN", self.text("databaseSchema"))
+        given = [name for name in ("url", "urlEnv", "urlProvider") if self.text(name) is not None]
+        if len(given) > 1:
+            raise InvalidArgument(given[-1], f"give {' or '.join(given)}, not both")
+        return Where(
+            self.text("url"),
+            self.text("urlEnv") or "PGQRS_DSN",
+            self.text("databaseSchema"),
+            self.text("urlProvider"),
+        )
 
     def _number(self, name: str, kind: Any, expected: str, low: float, high: float) -> Any:
         value = self.text(name)
@@ -96,15 +114,23 @@ class Options:
 @dataclass(frozen=True, slots=True)
 class Where:
     """Which database, as far as it may be known to plans: of a URL that is in the environment only the
-    variable, which is looked at where it is used.
+    variable, which is looked at where it is used; and of one that a function tells only its name.
     """
 
     url: str | None
     variable: str
     schema: str | None = None
+    provider: str | None = None
 
     def config(self) -> Config:
         """The settings, here and now."""
+        schema = {} if self.schema is None else {"schema": self.schema}
+        return Config.from_dsn(self.address(), **schema)
+
+    def address(self) -> str:
+        """The URL, here and now."""
+        if self.provider is not None:
+            return str(imported(self.provider, "urlProvider")())
         url = self.url or os.environ.get(self.variable)
         if url is None:
             raise InvalidConfig(
@@ -112,8 +138,7 @@ class Where:
                 f"it is started, on the driver and on every executor (spark.executorEnv."
                 f"{self.variable})"
             )
-        schema = {} if self.schema is None else {"schema": self.schema}
-        return Config.from_dsn(url, **schema)
+        return url
 
     def __repr__(self) -> str:
-        return f"Where({'url' if self.url else self.variable})"
+        return f"Where({'url' if self.url else self.provider or self.variable})"

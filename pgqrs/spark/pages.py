@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from html import escape
 from itertools import groupby
 
-from pgqrs.spark.charts import Series, bars, lines
+from pgqrs.spark.charts import Axis, Series, bars, decimal_step, lines, time_step, whole_step
 from pgqrs.spark.hours import Hour, Total, totals
 
 MOST_CHARTS = 12
@@ -41,7 +41,8 @@ p { margin: 4px 0; color: var(--soft) }
 .key i { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 5px }
 svg { display: block; width: 100%; height: auto }
 svg text { fill: var(--soft); font-size: 11px } svg .name { fill: var(--ink) }
-.grid { stroke: var(--rule) } .line { fill: none; stroke-width: 2 } .dot { stroke: none }
+.grid { stroke: var(--rule) } .midnight { stroke: var(--soft); stroke-dasharray: 2 3 }
+.line { fill: none; stroke-width: 2 } .dot { stroke: none }
 rect.good { fill: var(--good) } rect.bad { fill: var(--bad) } rect.other { fill: var(--other) }
 .low { stroke: var(--low); fill: var(--low) } .middle { stroke: var(--middle); fill: var(--middle) }
 .high { stroke: var(--high); fill: var(--high) } .line.low, .line.middle, .line.high { fill: none }
@@ -55,6 +56,8 @@ th, td { padding: 5px 10px; text-align: right; white-space: nowrap;
 th:first-child, td:first-child { text-align: left; white-space: normal; overflow-wrap: anywhere }
 th { color: var(--soft); font-weight: 600 }
 summary { cursor: pointer; margin: 10px 0; color: var(--soft) }
+@media (max-width: 600px) { body { padding: 16px 8px 48px } .chart { padding: 10px 8px }
+  svg text { font-size: 16px } .tile { flex: 1 1 40% } th, td { padding: 5px 6px } }
 @media print { .chart { break-inside: avoid } }
 """
 HEADINGS = (
@@ -163,7 +166,7 @@ def _charts(queue: str, hours: Sequence[Hour]) -> Iterable[str]:
     rate = [f / e if e else None for f, e in zip(failed, ended, strict=True)]
     troubles = (Series("retries", "other", summed(lambda hour: hour.retries)),)
     yield _figure(
-        f"Ended per {per}", throughput, bars(f"{queue}: ended per {per}", times, throughput, count)
+        f"Ended per {per}", throughput, bars(f"{queue}: ended per {per}", times, throughput, COUNTS)
     )
     for what, title in (("wait", "Time until claimed"), ("run", "Time to run")):
         series = [
@@ -171,12 +174,12 @@ def _charts(queue: str, hours: Sequence[Hour]) -> Iterable[str]:
             for rank, colour in (("p50", "low"), ("p90", "middle"), ("p99", "high"))
         ]
         yield _figure(
-            title, series, lines(f"{queue}: {title.lower()}, percentiles", times, series, duration)
+            title, series, lines(f"{queue}: {title.lower()}, percentiles", times, series, TIMES)
         )
     failures = (Series("failed", "high", rate),)
-    yield _figure("Failure rate", (), lines(f"{queue}: failure rate", times, failures, percent))
+    yield _figure("Failure rate", (), lines(f"{queue}: failure rate", times, failures, RATES))
     yield _figure(
-        f"Retries per {per}", (), bars(f"{queue}: retries per {per}", times, troubles, count)
+        f"Retries per {per}", (), bars(f"{queue}: retries per {per}", times, troubles, COUNTS)
     )
 
 
@@ -230,3 +233,7 @@ def duration(value: float | None) -> str:
         if value >= size:
             return f"{value / size:.3g} {unit}"
     return f"{value * 1000:.3g} ms"
+
+
+COUNTS, RATES = Axis(count, whole_step), Axis(percent, decimal_step)
+TIMES = Axis(duration, time_step)

@@ -6,21 +6,50 @@ worker that knows the workflow goes on: `pgqrs worker run pgqrs.spark.report`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from sqlalchemy import URL
+
+from pgqrs.errors import InvalidConfig
 from pgqrs.spark.files import absolute, open_files
+from pgqrs.spark.session import is_connect
 from pgqrs.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 QUEUE = "spark"
 """Where the runs of pipelines are."""
+SEND_PASSWORD = "spark.pgqrs.sendPassword"
+"""The setting that lets pipelines send a password to a Connect server."""
 
 
-def database_options(store: Store) -> dict[str, str]:
-    """The options of `format("pgqrs")` for the database of a store. Spark itself does not show a URL."""
+def url_of(store: Store) -> URL:
+    """The URL of a store, with its password."""
     database = store._database
-    url = store.config.url if database.remote is not None else database.engine.url
-    options = {"url": url.render_as_string(hide_password=False)}
-    if store.config.schema is not None:
-        options["databaseSchema"] = store.config.schema
-    return options
+    return store.config.url if database.remote is not None else database.engine.url
+
+
+def database_options(store: Store, spark: SparkSession) -> dict[str, str]:
+    """The options of `format("pgqrs")` for the database of a store: its URL, unless the session names a
+    variable or a function that tells it to those who need it.
+
+    On Connect options are part of what is sent to the server, which may keep it: a password is refused.
+    """
+    options = {} if store.config.schema is None else {"databaseSchema": store.config.schema}
+    for option in ("urlEnv", "urlProvider"):
+        named = spark.conf.get(f"spark.pgqrs.{option}", None)
+        if named:
+            return options | {option: named}
+    url = url_of(store)
+    allowed = str(spark.conf.get(SEND_PASSWORD, "false")).lower() == "true"
+    if url.password is not None and is_connect(spark) and not allowed:
+        raise InvalidConfig(
+            "the URL of the store has a password, and a Connect server would be sent it. Set "
+            "spark.pgqrs.urlEnv to a variable that has the URL on the server and its executors, or "
+            f"spark.pgqrs.urlProvider to a function that returns it; or set {SEND_PASSWORD}=true"
+        )
+    return options | {"url": url.render_as_string(hide_password=False)}
 
 
 def write_text(path: str, text: str) -> None:

@@ -1,5 +1,9 @@
 """Reading tables: planned once, then each range of ids by a task of its own.
 
+Ranges have about the same number of rows, whatever gaps there are between ids: planning counts the rows
+in a few hundred ranges of the same width, looks closer where there are many, and puts neighbours
+together.
+
 The bounds are fixed when the read is planned, so that what is added meanwhile is in none of the ranges.
 Each task sees the rows of its range as they are when it runs; a table that is being worked on may lose
 rows in between. The archive does not.
@@ -8,7 +12,7 @@ rows in between. The archive does not.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -30,14 +34,18 @@ from sqlalchemy import Connection
 
 from pgqrs.errors import InvalidArgument
 from pgqrs.repositories import scans
-from pgqrs.repositories.scans import Bounds, Condition, Kind, Scan
+from pgqrs.repositories.scans import Bounds, Condition, Kind, Piece, Scan
 from pgqrs.spark.arrow import with_names
 from pgqrs.spark.options import Options, Where
 from pgqrs.spark.places import Place, place_of
 
 OPTIONS = ("table", "queue", "since", "until", "columns", "numPartitions")
 FEW = 10_000
-"""Ids that are not worth a task of their own, unless one is asked for."""
+"""Rows that are not worth a task of their own, unless one is asked for."""
+PIECES = 64
+"""Ranges in which rows are counted, for each task."""
+CLOSER = 4
+"""How often planning looks closer at where many rows are."""
 TYPES: dict[Kind, DataType] = {
     Kind.LONG: LongType(),
     Kind.INT: IntegerType(),
@@ -57,9 +65,11 @@ class Wanted:
     where: Where
     scan: Scan
     partitions: int | None
+    cores: int
+    """How many tasks run at a time: so many partitions at most, if no number is given."""
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> Wanted:
+    def of(cls, given: Mapping[str, str], cores: int | None = None) -> Wanted:
         """The options of a read."""
         options = Options(given, OPTIONS)
         view = options.choice("table", scans.VIEWS, "messages")
@@ -77,7 +87,8 @@ class Wanted:
             since=options.moment("since"),
             until=options.moment("until"),
         )
-        return cls(options.where(), scan, options.whole("numPartitions", low=1, high=100_000))
+        partitions = options.whole("numPartitions", low=1, high=100_000)
+        return cls(options.where(), scan, partitions, cores or os.cpu_count() or 1)
 
     @property
     def schema(self) -> StructType:
@@ -134,14 +145,14 @@ class Reader(DataSourceReader):
         return [Part(place, statement, queues) for statement in statements]
 
     def _plan(self, connection: Connection) -> tuple[list[str], dict[int, str]]:
-        scan, schema = self._wanted.scan, self._wanted.where.config().schema
-        bounds = scans.bounds(connection, scan)
-        if bounds is None:
-            return [], {}
+        schema = self._wanted.where.config().schema
+        scan = scans.found(connection, self._wanted.scan)
         statements = [
             scans.text(scans.statement(scan, part), connection.dialect, schema=schema)
-            for part in ranges(bounds, self._wanted.partitions)
+            for part in balanced(connection, scan, self._wanted.partitions, self._wanted.cores)
         ]
+        if not statements:
+            return [], {}
         return statements, scans.queue_names(connection) if "queue" in scan.columns else {}
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -207,11 +218,50 @@ def _is_comparable(value: Any) -> bool:
     return isinstance(value, str | int)
 
 
-def ranges(bounds: Bounds, parts: int | None) -> list[Bounds]:
-    """Ids from the first to the last in so many ranges, or in as many as are worth it."""
+def balanced(connection: Connection, scan: Scan, parts: int | None, cores: int) -> list[Bounds]:
+    """Ranges of ids that hold all wanted rows, each about the same number: so many, or as many as are
+    worth it.
+    """
+    ends = scans.ends(connection, scan)
+    if ends is None:
+        return []
+    if scans.is_dense(connection, scan, ends):
+        return ranges(ends, parts, cores)
+    at_most = parts or cores
+    found = scans.pieces(connection, scan, ends, number=PIECES * at_most)
+    rows = sum(piece.rows for piece in found)
+    wanted = min(at_most if parts else min(cores, -(-rows // FEW)), rows)
+    for _ in range(CLOSER):
+        heavy = [p for p in found if p.first < p.last and p.rows * wanted * 4 > rows]
+        if wanted < 2 or not heavy:
+            break
+        for piece in heavy:
+            at = found.index(piece)
+            within = Bounds(piece.first, piece.last)
+            found[at : at + 1] = scans.pieces(connection, scan, within, number=PIECES)
+    return put_together(found, wanted)
+
+
+def put_together(found: Sequence[Piece], parts: int) -> list[Bounds]:
+    """Neighbouring pieces as ranges of about the same number of rows, without gaps between them."""
+    rows, passed = sum(piece.rows for piece in found), 0
+    starts: list[int] = []
+    for piece in found:
+        # By the middle of a piece: it belongs where most of it is.
+        if (passed + piece.rows / 2) * parts >= rows * len(starts):
+            starts.append(piece.first)
+        passed += piece.rows
+    ends = [start - 1 for start in starts[1:]] + [found[-1].last] if found else []
+    return [Bounds(start, end) for start, end in zip(starts, ends, strict=True)]
+
+
+def ranges(bounds: Bounds, parts: int | None, cores: int) -> list[Bounds]:
+    """Ids from the first to the last in so many ranges of the same width, or in as many as are worth
+    it.
+    """
     span = bounds.last - bounds.first + 1
     if parts is None:
-        parts = min(os.cpu_count() or 1, -(-span // FEW))
+        parts = min(cores, -(-span // FEW))
     parts = min(parts, span)
     starts = [bounds.first + span * part // parts for part in range(parts + 1)]
     return [Bounds(start, end - 1) for start, end in pairwise(starts)]

@@ -63,7 +63,11 @@ def write_messages(
     """Write them all at once, unless that was done. Returns how many there are."""
     spark, store = current_session("pgqrs replay"), current_attempt().store
     rows = chosen(read_messages(spark, source), queues, reasons)
-    options = database_options(store) | {"queue": queue, "writeId": write_id, "unique": "none"}
+    options = database_options(store, spark) | {
+        "queue": queue,
+        "writeId": write_id,
+        "unique": "none",
+    }
     rows.write.format("pgqrs").mode("append").options(**options).save()
     return store.read(lambda connection: writes.message_count(connection, write_id))
 

@@ -12,6 +12,7 @@ from dataclasses import fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from pgqrs.spark.allowing import allowed_root
 from pgqrs.spark.frames import Frame
 from pgqrs.spark.hours import Hour, as_json
 from pgqrs.spark.pages import page
@@ -36,6 +37,8 @@ COLUMNS = (
 ACCURACY = 1000
 """Of percentiles: the rank is off by at most one in so many."""
 RANKS = ("p50", "p90", "p99")
+HOUR = 3_600_000_000
+"""Microseconds of an hour."""
 
 
 def summarize(archive: DataFrame) -> DataFrame:
@@ -44,7 +47,8 @@ def summarize(archive: DataFrame) -> DataFrame:
 
     attempts = archive.selectExpr(
         "coalesce(queue, '(deleted)') AS queue",
-        "date_trunc('HOUR', archived_at) AS hour",
+        # Not date_trunc: that goes by the time zone of the session.
+        f"timestamp_micros(unix_micros(archived_at) - pmod(unix_micros(archived_at), {HOUR})) AS hour",
         "archive_reason AS reason",
         "greatest(read_ct - released_ct - 1, 0) AS retries",
         "(unix_micros(dequeued_at) - unix_micros(enqueued_at)) / 1e6D AS wait",
@@ -74,13 +78,14 @@ def summarize(archive: DataFrame) -> DataFrame:
     )
 
 
-@spark_step(name="summarize", materialize=lambda out, *_: f"{out}/steps")
+@spark_step(name="summarize", materialize=lambda out, *_: f"{allowed_root(out)}/steps")
 def summarize_archive(
     out: str, queues: list[str] | None, since: datetime | None, until: datetime | None
 ) -> Any:
     """The archive of the run's own store, by queue and hour."""
-    reader = current_session("pgqrs report").read.format("pgqrs")
-    options = database_options(current_attempt().store) | {
+    allowed_root(out)  # before there is work for nothing
+    spark = current_session("pgqrs report")
+    options = database_options(current_attempt().store, spark) | {
         "table": "archive",
         "columns": ",".join(COLUMNS),
     }
@@ -89,7 +94,7 @@ def summarize_archive(
     for name, when in (("since", since), ("until", until)):
         if when is not None:
             options[name] = when.isoformat()
-    archive = reader.options(**options).load()
+    archive = spark.read.format("pgqrs").options(**options).load()
     if queues is not None and len(queues) > 1:
         archive = archive.where(archive["queue"].isin(queues))
     return summarize(archive)
@@ -99,6 +104,7 @@ def summarize_archive(
 def render(out: str, frame: Frame) -> dict[str, str]:
     """Write the report down. The same rows make the same files, so this may be repeated."""
     hours = read(frame)
+    allowed_root(out)
     write_text(f"{out}/report.json", as_json(hours))
     write_text(f"{out}/report.html", page(hours))
     return {"json": f"{out}/report.json", "html": f"{out}/report.html"}

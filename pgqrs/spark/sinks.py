@@ -2,7 +2,8 @@
 
 A batch is a write in bulk (see `bulk`) whose id is that of the query and the number of the batch. Spark
 works on a batch again when it died before it wrote down that the batch is complete; then the write is
-found to be finished, and nothing is added.
+found to be finished, and nothing is added. A batch before the last one that was published is refused:
+a driver that was held up, and replaced by another one meanwhile, ends with `WriteMismatch`.
 """
 
 from __future__ import annotations
@@ -16,14 +17,12 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from pgqrs.errors import InvalidArgument
-from pgqrs.repositories.writes import Part
+from pgqrs.repositories.writes import Batch, Part
 from pgqrs.spark.bulk import Bulk
 from pgqrs.spark.writing import bulk_of
 
 QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 """What Spark tells tasks of the batch they work on."""
-OF_QUERY = ("checkpointlocation",)
-"""Options of the query, which Spark hands on."""
 ITS_OWN = ("writeId", "writeMode", "numPartitions")
 
 
@@ -55,8 +54,6 @@ class Sink(DataSourceStreamArrowWriter):
         if stored:
             query = stored[0].query
             self._of(query, batchId).begin().publish([message.part for message in stored])
-            # Spark has written down that the batch before is complete: nobody asks for it again.
-            self._of(query, batchId - 1).forget()
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """What is done when one has not."""
@@ -65,7 +62,8 @@ class Sink(DataSourceStreamArrowWriter):
             self._of(stored[0].query, batchId).discard([message.part for message in stored])
 
     def _of(self, query: str, batch: int) -> Bulk:
-        return replace(self._bulk, write_id=f"{query}-{batch}")
+        which = Batch(query, batch)
+        return replace(self._bulk, write_id=which.write_id, batch=which)
 
 
 def _stored(messages: list[WriterCommitMessage | None]) -> list[StoredOfBatch]:
@@ -79,4 +77,4 @@ def sink(options: Mapping[str, str], schema: StructType, overwrite: bool) -> Sin
     for name in ITS_OWN:
         if name.lower() in map(str.lower, options):
             raise InvalidArgument(name, "is not for streams: each batch is a write of its own")
-    return Sink(bulk_of({k: v for k, v in options.items() if k.lower() not in OF_QUERY}, schema))
+    return Sink(bulk_of(options, schema))

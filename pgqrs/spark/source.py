@@ -30,22 +30,26 @@ def schema(options: Mapping[str, str]) -> StructType:
     return wanted.of(options).schema
 
 
-def reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
+def reader(
+    options: Mapping[str, str], schema: StructType, cores: int | None = None
+) -> DataSourceReader:
     """Reads it. Spark refuses a reader that can filter, unless it has been allowed to."""
     from pgqrs.spark import streaming
     from pgqrs.spark.reading import FilteringReader, Reader, Wanted
 
     if streaming.is_stream(options):
-        return streaming.claimed_reader(options, schema)
+        return streaming.claimed_reader(options, schema, cores)
     kind = FilteringReader if PUSHING in sys.modules else Reader
-    return kind(Wanted.of(options).only(schema))
+    return kind(Wanted.of(options, cores).only(schema))
 
 
-def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceStreamReader:
+def stream_reader(
+    options: Mapping[str, str], schema: StructType, cores: int | None = None
+) -> DataSourceStreamReader:
     """Reads a queue as it goes on."""
     from pgqrs.spark import streaming
 
-    return streaming.stream_reader(options, schema)
+    return streaming.stream_reader(options, schema, cores)
 
 
 def writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceWriter:

@@ -33,9 +33,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from pgqrs.errors import InvalidArgument, LeaseLost, PgqrsError, SparkDied, StepTimedOut
 from pgqrs.repositories.steps import Recorded
 from pgqrs.retry import Retry
-from pgqrs.spark.files import absolute, count_rows
-from pgqrs.spark.frames import Frame, FrameSignature
-from pgqrs.spark.jobs import Jobs, death_of_java
+from pgqrs.spark.files import absolute
+from pgqrs.spark.frames import MARK, Frame, FrameSignature, is_frame, write_counted
+from pgqrs.spark.jobs import Jobs, cause_of, death_of_java
 from pgqrs.spark.session import activate, current_session
 from pgqrs.store import Store
 from pgqrs.types import Duration, seconds
@@ -210,6 +210,9 @@ class SparkStep(Step[P, T]):
             how = death_of_java(exc)
             if how is not None:
                 raise Broken(SparkDied(how)) from exc
+            cause = cause_of(exc)
+            if cause is not None:
+                exc.add_note(cause)  # the last line is what the error of a run is shown by
             raise
         finally:
             _attempt.reset(token)
@@ -238,10 +241,15 @@ class SparkStep(Step[P, T]):
 
 def write(df: DataFrame, path: str) -> Frame:
     """Write a DataFrame to a path that nobody else uses."""
-    df.write.parquet(path)
+    frame = write_counted(df, lambda counted: counted.write.parquet(path), path)
     written = df.sparkSession.read.schema(df.schema).parquet(path)
-    rows = count_rows(path)
-    return Frame(path, written.schema.jsonValue(), written.count() if rows is None else rows)
+    return replace(frame, schema_json=written.schema.jsonValue())
+
+
+def written_by(attempt: Attempt) -> list[Frame]:
+    """The frames that steps of the run have on record."""
+    steps = attempt.store.workflows.steps(attempt.run_id)
+    return [Frame(**step.output[MARK]) for step in steps if is_frame(step.output)]
 
 
 def _is_dataframe(value: Any) -> bool:

@@ -73,9 +73,10 @@ class Wanted:
     max_rows: int
     partitions: int | None
     start: str
+    cores: int
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> Wanted:
+    def of(cls, given: Mapping[str, str], cores: int | None = None) -> Wanted:
         """The options of a stream."""
         options = Options(given, OPTIONS)
         mode = options.required("mode")
@@ -92,6 +93,7 @@ class Wanted:
             options.whole("maxRowsPerBatch", low=1, high=LARGEST) or MAX_ROWS[mode],
             options.whole("numPartitions", low=1, high=100_000),
             options.text("startingId") or "earliest",
+            cores or os.cpu_count() or 1,
         )
 
     @property
@@ -119,17 +121,21 @@ def is_stream(options: Mapping[str, str]) -> bool:
     return any(name.lower() == "mode" for name in options)
 
 
-def claimed_reader(options: Mapping[str, str], schema: StructType) -> ClaimedReader:
+def claimed_reader(
+    options: Mapping[str, str], schema: StructType, cores: int | None = None
+) -> ClaimedReader:
     """Reads what a stream has claimed, as a table."""
-    wanted = Wanted.of(options).only(schema)
+    wanted = Wanted.of(options, cores).only(schema)
     if wanted.mode != "claim":
         raise InvalidArgument("mode", f"{wanted.mode} is for readStream")
     return ClaimedReader(wanted)
 
 
-def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReader:
+def stream_reader(
+    options: Mapping[str, str], schema: StructType, cores: int | None = None
+) -> StreamReader:
     """Reads a stream."""
-    wanted = Wanted.of(options).only(schema)
+    wanted = Wanted.of(options, cores).only(schema)
     return ClaimReader(wanted) if wanted.mode == "claim" else TailReader(wanted)
 
 
@@ -164,7 +170,7 @@ def _claimed(store: Store, wanted: Wanted, *, after: int, through: int) -> list[
     statements = [
         streams.select_records(part, wanted.columns)
         for batch in found
-        for part in _split(batch.holds, wanted.partitions)
+        for part in _split(batch.holds, wanted.partitions, wanted.cores)
     ]
     return _parts(store, wanted.where, statements)
 
@@ -227,8 +233,8 @@ class ClaimReader(StreamReader):
     def __init__(self, wanted: Wanted) -> None:
         super().__init__(wanted)
         self._taken: Stream | None = None
-        self._room: int | None = None
-        """How many may still be claimed, if only those there are now are wanted."""
+        self._room, self._through = LARGEST, streams.ANY
+        """How many may still be claimed, and up to which id, if only those there are now are wanted."""
 
     @property
     def _stream(self) -> Stream:
@@ -249,18 +255,22 @@ class ClaimReader(StreamReader):
         return self._offset(0)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Claim no more than there is now."""
-        self._room = self._store.admin().queue_stats(self._wanted.queue).ready
+        """Claim no more than there is now. Of a group the next one can be claimed when the batch with
+        the one before it is done: so until nothing is left up to the last id, and not by number alone.
+        """
+        found = self._store.admin().queue_stats(self._wanted.queue)
+        self._room = found.ready + found.blocked
+        self._through = self._store.read(tails.greatest_id)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Everything up to `start` is done; the next batch is claimed now, if it was not before."""
         if start["stream"] != self._name:
             raise InvalidArgument("stream", f"this checkpoint is of the stream {start['stream']!r}")
-        room = min(_rows(limit, most=LARGEST), LARGEST if self._room is None else self._room)
-        batch = self._stream.next_batch(start["batch"], limit=room)
+        room = min(_rows(limit, most=LARGEST), self._room)
+        batch = self._stream.next_batch(start["batch"], limit=room, through=self._through)
         if batch is None:
             return start
-        if self._room is not None and batch.is_new:
+        if self._through != streams.ANY and batch.is_new:
             self._room -= len(batch.holds.tokens)
         return self._offset(batch.number)
 
@@ -275,10 +285,10 @@ class ClaimReader(StreamReader):
         super().stop()
 
 
-def _split(holds: Holds, parts: int | None) -> list[Holds]:
+def _split(holds: Holds, parts: int | None, cores: int) -> list[Holds]:
     ids = sorted(holds.tokens)
     if parts is None:
-        parts = min(os.cpu_count() or 1, -(-len(ids) // FEW))
+        parts = min(cores, -(-len(ids) // FEW))
     size = min(-(-len(ids) // parts), AT_ONCE)
     pieces = [ids[first : first + size] for first in range(0, len(ids), size)]
     return [holds._replace(tokens={id: holds.tokens[id] for id in piece}) for piece in pieces]
@@ -346,5 +356,5 @@ class TailReader(StreamReader):
                 through=part.last,
                 columns=self._wanted.columns,
             )
-            for part in ranges(bounds, self._wanted.partitions)
+            for part in ranges(bounds, self._wanted.partitions, self._wanted.cores)
         ]

@@ -85,8 +85,9 @@ def test_one_that_does_not_read_what_it_claimed(store: pgqrs.Store, postgres_dat
     # As a client does it, that sends the claim and never comes to reading the answer.
     with closing(psycopg.connect(postgres_database, autocommit=True)) as connection:
         store.write(_keep_worker(worker))
+        arguments = f"'tasks', {worker}, 50, NULL, NULL, NULL, NULL"
         connection.pgconn.send_query(
-            f"SELECT * FROM pgqrs_claim_within_limits('tasks', {worker}, 50, NULL, NULL, NULL, NULL)".encode()
+            f"SELECT * FROM pgqrs_claim_within_limits({arguments})".encode()
         )
         time.sleep(1)
         go_on(store)

@@ -32,7 +32,9 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-LONGEST = tuple(f"test_spark_{name}.py" for name in ("page", "stream_crashes", "connect"))
+LONGEST = tuple(
+    f"test_spark_{name}.py" for name in ("page", "stream_crashes", "connect", "declarative")
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -19,6 +19,7 @@ from pgqrs.spark import (
     acknowledge,
     claim,
     current_session,
+    register,
     session,
     spark_step,
     sweep,
@@ -30,6 +31,7 @@ LONG = 10**13
 """Rows that nobody has counted before the test is over."""
 
 root = Path(sys.argv[2])
+EVENTS, PASSWORD = root.with_name("events"), "Tr0ub4dor-and-3"
 
 
 @spark_step(materialize=root)
@@ -74,6 +76,35 @@ def size(claimed: Claim) -> int:
     return int(claimed.df().count())
 
 
+def leave_no_password(spark: Any) -> None:
+    """There is no such server; what was asked for is in the log of events all the same."""
+    url = f"postgresql://user:{PASSWORD}@127.0.0.1:1/nowhere"
+    try:
+        spark.read.format("pgqrs").options(url=url, columns="id").load().count()
+    except Exception:
+        return
+    raise AssertionError("it was read")
+
+
+def logged() -> str:
+    return "".join(path.read_text() for path in EVENTS.rglob("*") if path.is_file())
+
+
+def use_what_was_sent(spark: Any) -> None:
+    """The server has pgqrs of its own, and uses the one that this session has sent."""
+
+    def look(batches: Any) -> Any:
+        import pyarrow as pa
+
+        import pgqrs
+
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"file": [pgqrs.__file__]})
+
+    (found,) = spark.range(1).mapInArrow(look, "file string").collect()
+    assert ".zip/pgqrs/__init__.py" in found.file, found.file
+
+
 def use_the_source(spark: Any, store: pgqrs.Store, url: str) -> None:
     """Write twice, of which once counts; read, filter, and take out of one queue into another."""
     for queue in ("tasks", "others"):
@@ -106,8 +137,19 @@ def use_pipelines(store: pgqrs.Store) -> None:
 
 
 def main() -> None:
-    spark = session("connect", remote="local[2]", sql_shuffle_partitions=2, ui_enabled=False)
+    EVENTS.mkdir()
+    settings = {
+        "eventLog_enabled": True,
+        "eventLog_dir": EVENTS.as_uri(),
+        "eventLog_compress": False,
+    }
+    spark = session(
+        "connect", remote="local[2]", sql_shuffle_partitions=2, ui_enabled=False, **settings
+    )
     assert "connect" in type(spark).__module__
+    register(spark)
+    use_what_was_sent(spark)
+    leave_no_password(spark)
     with pgqrs.Store(sys.argv[1], upgrade=True) as store:
         assert work.run_inline(100, store=store) == [100, 4950]
         use_the_source(spark, store, sys.argv[1])
@@ -124,8 +166,11 @@ def main() -> None:
             else:
                 raise AssertionError("it was not cancelled")
         assert sweep(store, root).recorded == 1
-    print("fine", flush=True)
     spark.stop()
+    assert "SparkListenerConnectOperationStarted" in logged()
+    assert "127.0.0.1:1/nowhere" in logged()
+    assert PASSWORD not in logged()
+    print("fine", flush=True)
 
 
 if __name__ == "__main__":

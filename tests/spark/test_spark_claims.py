@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
 
 import pgqrs
-from pgqrs.spark import acknowledge, claim
-from tests.spark.claiming import collecting
+from pgqrs.spark import Frame, acknowledge, claim, spark_step
+from tests.spark.claiming import collecting, keep
+from tests.spark.conftest import install
 from tests.spark.test_spark_export import killed_at_once
 
 TEXTS = sorted(str(n) for n in range(25))
@@ -59,6 +61,28 @@ def test_batches_of_any_number(
     assert done == {"payloads": TEXTS, "acknowledged": 25}
 
 
+def test_all_messages_of_a_group_are_claimed(
+    spark: Any, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqrs.spark.claims.LARGEST", 10)
+
+    @pgqrs.step
+    def look() -> tuple[int, int, int]:
+        store.producer("tasks").enqueue("later", group="group 1")
+        return state(store)
+
+    @pgqrs.workflow
+    def looking() -> Any:
+        claimed = claim("tasks")
+        return claimed.rows, look(), acknowledge(claimed)
+
+    groups = [f"group {n % 3}" for n in range(24)]
+    with pgqrs.Store(url) as store:
+        store.producer("tasks").enqueue_many(range(24), groups=groups)
+        assert looking.run_inline(store=store) == [24, [0, 24, 0], 24]
+        assert state(store) == (1, 0, 24)
+
+
 def test_what_was_released_meanwhile_is_not_acknowledged(spark: Any, fill: pgqrs.Store) -> None:
     @pgqrs.step
     def release() -> int:
@@ -72,6 +96,35 @@ def test_what_was_released_meanwhile_is_not_acknowledged(spark: Any, fill: pgqrs
 
     assert losing.run_inline(store=fill) == [25, 0]
     assert state(fill) == (25, 0, 0)
+
+
+def test_nothing_is_acknowledged_unless_what_was_written_is_there(
+    spark: Any, sqlite_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a cluster whose executors write to directories that the driver does not see."""
+
+    @spark_step
+    def lose(kept: Frame) -> None:
+        rmtree(kept.path)
+
+    @pgqrs.workflow
+    def losing() -> int:
+        claimed = claim("tasks")
+        lose(keep(str(tmp_path), claimed))
+        return acknowledge(claimed)
+
+    install(sqlite_database)
+    with pgqrs.Store(sqlite_database) as store:
+        store.producer("tasks").enqueue_many(range(25))
+        with pytest.raises(pgqrs.RunFailed, match=r"FrameLost.* had 25 rows .* and has 0 now"):
+            losing.run_inline(store=store)
+        assert state(store) == (0, 25, 0)
+        for stream in store.admin().list_streams():
+            store.admin().release_stream(stream.name)
+        monkeypatch.setattr("pgqrs.spark.frames.count_rows", lambda _path: 0)
+        with pytest.raises(pgqrs.RunFailed, match=r"ExportMismatch.* has 0 rows, and 25 were read"):
+            collecting.run_inline(str(tmp_path), store=store)
+        assert state(store) == (0, 25, 0)
 
 
 def test_a_table_of_what_is_claimed_claims_nothing(spark: Any, fill: pgqrs.Store, url: str) -> None:

@@ -13,8 +13,10 @@ ROOT = Path(__file__).parents[2]
 def test_all_of_it_on_spark_connect(sqlite_database: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.spark.connecting", sqlite_database, str(tmp_path / "data")],
-        cwd=ROOT,
-        env={**os.environ, "SPARK_TESTING": "1"},  # then the server takes a port that is free
+        # Elsewhere, or Python would prefer the checkout to what is sent. With SPARK_TESTING the server
+        # takes a port that is free.
+        cwd=tmp_path,
+        env={**os.environ, "SPARK_TESTING": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=500,

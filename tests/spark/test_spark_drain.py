@@ -14,6 +14,8 @@ from click.testing import CliRunner
 
 import pgqrs
 from pgqrs.cli.app import app
+from pgqrs.spark import allow
+from pgqrs.spark.allowing import _Allowed, allowed_function
 from pgqrs.spark.drain import Tally, drain, drained
 from tests.spark.conftest import install, s3_url
 from tests.spark.test_spark_crashes import PATIENCE, ROOT
@@ -83,7 +85,7 @@ def test_tasks_that_die_are_tried_again_and_a_killed_driver_is_replaced(
         check(store, 4000)
 
 
-def test_by_command(sqlite_database: str, spark: Any) -> None:
+def test_by_command(sqlite_database: str, spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     install(sqlite_database)
     with pgqrs.Store(sqlite_database) as store:
         fill(store, 300)
@@ -97,6 +99,12 @@ def test_by_command(sqlite_database: str, spark: Any) -> None:
         )
         assert refused.exit_code != 0
         assert "nowhere:at_all" in refused.stderr
+        monkeypatch.setenv("PGQRS_SPARK_FUNCTIONS", "pricing:*")
+        refused = CliRunner().invoke(
+            app, ["--dsn", sqlite_database, "spark", "drain", "tasks", FUNCTION]
+        )
+        assert refused.exit_code != 0
+        assert f"this worker does not allow '{FUNCTION}'" in refused.stderr
 
 
 def test_what_comes_later_is_left_to_others(pg_url: str, spark: Any) -> None:
@@ -108,6 +116,60 @@ def test_what_comes_later_is_left_to_others(pg_url: str, spark: Any) -> None:
         duty = Duty(store.config, run.id, "tasks", FUNCTION, ids[2], 1000, 30.0)
         assert list(work(duty)) == [Tally(completed=3)]
         assert store.admin().queue_stats("tasks").ready == 2
+
+
+def test_what_comes_later_with_a_higher_priority_is_not_touched(url: str) -> None:
+    from pgqrs.spark.drain import Duty, config_of_tasks, work
+
+    with pgqrs.Store(url) as store:
+        ids = store.producer("tasks").enqueue_many([{"n": n} for n in range(5)])
+        store.producer("tasks").enqueue_many([{"n": n} for n in range(5, 9)], priority=5)
+        run = drain.start("tasks", FUNCTION, store=store)
+        # A batch is smaller than what is in the way.
+        duty = Duty(config_of_tasks(store), run.id, "tasks", FUNCTION, ids[-1], 3, 30.0)
+        assert list(work(duty)) == [Tally(completed=3), Tally(completed=2)]
+        late = store.admin().peek("tasks", 10)
+        assert [(message.payload["n"], message.read_ct) for message in late] == [
+            (n, 0) for n in range(5, 9)
+        ]
+
+
+def test_where_tasks_learn_the_url(sqlite_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pgqrs.spark.drain import Duty, config_of_tasks, where_of, work
+
+    install(sqlite_database)
+    with pgqrs.Store(sqlite_database) as store:
+        fill(store, 3)
+        run = drain.start("tasks", FUNCTION, store=store)
+        where = where_of(store, Conf({"spark.pgqrs.urlEnv": "PGQRS_TEST_URL"}))
+        config = config_of_tasks(store, where)
+        duty = Duty(config, run.id, "tasks", FUNCTION, 10**9, 1000, 30.0, where)
+        with pytest.raises(pgqrs.InvalidConfig, match="PGQRS_TEST_URL"):
+            list(work(duty))
+        monkeypatch.setenv("PGQRS_TEST_URL", sqlite_database)
+        assert list(work(duty)) == [Tally(completed=3)]
+        assert where_of(store, Conf({})) is None
+
+
+class Conf:
+    """Of a session the settings only."""
+
+    def __init__(self, settings: dict[str, str]) -> None:
+        self.conf = settings
+
+
+def test_only_what_a_worker_allows_is_called(
+    sqlite_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqrs.spark.allowing._allowed", _Allowed())
+    assert allowed_function(FUNCTION) == FUNCTION
+    monkeypatch.setenv("PGQRS_SPARK_FUNCTIONS", "pricing:*, tests.spark.draining:double")
+    assert allowed_function("pricing:with_tax") == "pricing:with_tax"
+    assert allowed_function(FUNCTION) == FUNCTION
+    allow(functions=["pricing:*"])
+    for refused in (FUNCTION, "os:system", "pricing.more:f"):
+        with pytest.raises(pgqrs.InvalidArgument, match="this worker does not allow"):
+            allowed_function(refused)
 
 
 def test_tasks_that_lose_a_race_for_an_object_try_again(

@@ -107,7 +107,7 @@ def test_delta_tables(spark: Any, sqlite_database: str, tmp_path: Path) -> None:
 def test_counts_are_compared(
     spark: Any, sqlite_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgqrs.spark.export.count_rows", lambda _path: 1)
+    monkeypatch.setattr("pgqrs.spark.frames.count_rows", lambda _path: 1)
     rows = spark.sql("select 'q' as queue, current_date() as day, id from range(2)")
     with pytest.raises(pgqrs.ExportMismatch, match="has 1 rows, and 2 were read"):
         write_by_day(rows, str(tmp_path / "out"))

@@ -11,7 +11,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 import pgqrs
-from pgqrs.spark import sweep
+from pgqrs.spark import allow, sweep
+from pgqrs.spark.allowing import _Allowed, allowed_root
 from pgqrs.spark.export import manifests
 from pgqrs.spark.files import count_rows, open_files
 from pgqrs.spark.frames import Frame
@@ -66,3 +67,28 @@ def test_sweeping(root: str, sqlite_database: str) -> None:
         assert (swept.removed, swept.unknown) == ((mine,), 1)
         assert sweep(store, root).removed == ()
     assert count_rows(root) == 1
+
+
+def test_only_where_a_worker_allows_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqrs.spark.allowing._allowed", _Allowed())
+    assert allowed_root("/etc") == "/etc"
+    monkeypatch.setenv("PGQRS_SPARK_ROOTS", f"{tmp_path}/lake,s3a://bucket/lake")
+    (tmp_path / "lake").mkdir()
+    (tmp_path / "lake" / "link").symlink_to("/etc")
+    for allowed in (f"{tmp_path}/lake", f"{tmp_path}/lake/new/day", "s3a://bucket/lake/day/"):
+        assert allowed_root(allowed) == allowed.rstrip("/")
+    for refused in (
+        "/etc",
+        f"{tmp_path}/lakes",
+        f"{tmp_path}/lake/../other",
+        f"{tmp_path}/lake/link/cron.d",
+        "s3a://bucket/lakes",
+        "s3a://bucket/lake/../other",
+        "s3a://other/lake",
+    ):
+        with pytest.raises(pgqrs.InvalidArgument, match="this worker does not allow"):
+            allowed_root(refused)
+    allow(roots=[tmp_path])
+    assert allowed_root(tmp_path / "other") == f"{tmp_path}/other"

@@ -14,12 +14,14 @@ import pyarrow as pa
 import pytest
 
 import pgqrs
-from pgqrs.repositories.scans import Bounds, Kind
+from pgqrs.repositories import scans
+from pgqrs.repositories.scans import Bounds, Kind, Piece
 from pgqrs.spark import source, workers
 from pgqrs.spark.arrow import with_names
 from pgqrs.spark.options import Where
 from pgqrs.spark.places import PostgresPlace, place_of
-from pgqrs.spark.reading import Reader, Wanted, ranges
+from pgqrs.spark.reading import Reader, Wanted, balanced, put_together, ranges
+from pgqrs.spark.session import source_for
 from pgqrs.testing.conformance.buffering import until
 from tests.conftest import s3_client
 from tests.spark.conftest import URL_VARIABLE, install, s3_url
@@ -289,11 +291,11 @@ def test_an_object_that_has_versions(spark: Any, moto: str) -> None:
 
 def test_ranges_are_disjoint_and_complete() -> None:
     for first, last, parts in [(1, 1, 4), (5, 14, 3), (1, 100_000, None), (7, 1_000_006, 13)]:
-        found = ranges(Bounds(first, last), parts)
+        found = ranges(Bounds(first, last), parts, 4)
         assert found[0].first == first
         assert found[-1].last == last
         assert all(a.last + 1 == b.first for a, b in pairwise(found))
-    assert ranges(Bounds(1, 10), 3) == [(1, 3), (4, 6), (7, 10)]
+    assert ranges(Bounds(1, 10), 3, 4) == [(1, 3), (4, 6), (7, 10)]
 
 
 def test_a_task_that_has_read_leaves_no_connection(pg_url: str) -> None:
@@ -306,3 +308,79 @@ def test_a_task_that_has_read_leaves_no_connection(pg_url: str) -> None:
     with psycopg.connect(pg_url, autocommit=True) as connection:
         query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
         until(lambda: connection.execute(query).fetchone() == (1,))  # a server takes leave slowly
+
+
+def planned(options: dict[str, str], cores: int | None = None) -> tuple[Reader, list[Any]]:
+    """A reader without Spark, and what it plans."""
+    reader = Reader(Wanted.of(options, cores))
+    return reader, list(reader.partitions())
+
+
+def sizes(reader: Reader, parts: list[Any]) -> tuple[list[int], int]:
+    """The rows of each part, and how many different ids they have."""
+    ids = [[id for batch in reader.read(p) for id in batch["id"].to_pylist()] for p in parts]
+    return [len(some) for some in ids], len(set().union(*ids))
+
+
+def test_parts_have_about_the_same_number_of_rows(url: str) -> None:
+    with pgqrs.Store(url) as store:
+        store.producer("tasks").enqueue("old")
+        store.producer("others").enqueue_many(["other"] * 4000)
+        store.producer("tasks").enqueue_many(range(799))
+    options = {"url": url, "queue": "tasks", "columns": "id", "numPartitions": "8"}
+    reader, parts = planned(options)
+    found, different = sizes(reader, parts)
+    assert (sum(found), different, len(found)) == (800, 800, 8)
+    assert max(found) <= 150
+    reader, parts = planned({"url": url, "columns": "id", "numPartitions": "5"})
+    found, different = sizes(reader, parts)
+    assert (sum(found), different, len(found)) == (4800, 4800, 5)
+    assert max(found) <= 1200
+
+
+def test_looking_closer_where_many_rows_are() -> None:
+    pieces = [Piece(1, 1, 1), Piece(900, 950, 40), Piece(951, 999, 30), Piece(2000, 2010, 9)]
+    assert put_together(pieces, 2) == [(1, 950), (951, 2010)]
+    assert put_together(pieces, 1) == [(1, 2010)]
+    assert put_together([], 3) == []
+
+
+def test_one_task_for_each_core_of_the_cluster(
+    sqlite_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqrs.spark.reading.FEW", 10)
+    install(sqlite_database)
+    with pgqrs.Store(sqlite_database) as store:
+        store.producer("tasks").enqueue_many(range(100))
+    chosen = source_for(7)({"url": sqlite_database, "columns": "id"})
+    reader: Any = chosen.reader(source.schema(chosen.options))
+    assert len(reader.partitions()) == 7
+
+
+READ = """
+SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'pgqrs_messages'
+"""
+
+
+def test_reading_one_queue_reads_no_others(pg_url: str) -> None:
+    """By the statistics of the transaction that plans and reads."""
+    with pgqrs.Store(pg_url) as store:
+        store.producer("others").enqueue_many(["other"] * 10_000)
+        store.producer("tasks").enqueue_many(range(50))
+        store.producer("others").enqueue_many(["other"] * 10_000)
+        store.producer("tasks").enqueue_many(range(50), delay=3600)
+        with psycopg.connect(pg_url, autocommit=True) as connection:
+            connection.execute("VACUUM (ANALYZE) pgqrs_messages")
+        wanted = Wanted.of({"url": pg_url, "queue": "tasks", "numPartitions": "2"})
+
+        def work(connection: Any) -> tuple[int, int]:
+            before = connection.exec_driver_sql(READ).scalar_one()
+            scan = scans.found(connection, wanted.scan)
+            parts = balanced(connection, scan, 2, 2)
+            texts = [scans.text(scans.statement(scan, p), connection.dialect) for p in parts]
+            rows = sum(len(connection.exec_driver_sql(text).all()) for text in texts)
+            return rows, connection.exec_driver_sql(READ).scalar_one() - before
+
+        rows, read = store.read(work)
+        assert rows == 100
+        assert read < 5000

@@ -17,9 +17,11 @@ from sqlalchemy import insert
 import pgqrs
 from pgqrs.cli.app import app
 from pgqrs.models import archive
+from pgqrs.spark.charts import Axis, Series, bars, lines
+from pgqrs.spark.export import utc_day
 from pgqrs.spark.hours import Hour, as_json, from_json, totals
-from pgqrs.spark.pages import MOST_POINTS, count, duration, page
-from pgqrs.spark.report import report
+from pgqrs.spark.pages import COUNTS, MOST_POINTS, RATES, TIMES, count, duration, page
+from pgqrs.spark.report import report, summarize
 
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
 
@@ -133,6 +135,25 @@ def test_the_command(spark: Any, store: pgqrs.Store, tmp_path: Path) -> None:
 # The page, without Spark
 
 
+ENDED = """
+SELECT 'q' AS queue, 'completed' AS archive_reason, 1 AS read_ct, 0 AS released_ct,
+    ended AS enqueued_at, ended AS dequeued_at, ended AS archived_at
+FROM VALUES (timestamp'2026-11-16 20:10:00Z'), (timestamp'2026-11-16 20:50:00Z') AS of(ended)
+"""
+
+
+def test_hours_and_days_are_those_of_utc(spark: Any) -> None:
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")  # half an hour off
+    try:
+        rows = spark.sql(ENDED)
+        (hour,) = summarize(rows).selectExpr("unix_seconds(hour) AS start", "ended").collect()
+        (day,) = rows.selectExpr(f"CAST({utc_day('archived_at')} AS STRING)").distinct().collect()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    assert datetime.fromtimestamp(hour.start, UTC) == datetime(2026, 11, 16, 20, tzinfo=UTC)
+    assert (hour.ended, day[0]) == (2, "2026-11-16")
+
+
 def hours_of(queue: str, length: int) -> list[Hour]:
     return [
         Hour(
@@ -193,6 +214,49 @@ def test_the_page_is_whole_and_loads_nothing() -> None:
     assert "http" not in text.replace("http-equiv", "")
     assert "url(" not in text
     assert "prefers-color-scheme: dark" in text
+
+
+@pytest.mark.parametrize(
+    ("axis", "high", "ticks"),
+    [
+        (COUNTS, 3, ["0", "1", "2", "3", "4"]),
+        (COUNTS, 9, ["0", "3", "6", "9", "12"]),
+        (RATES, 0.07, ["0%", "2%", "4%", "6%", "8%"]),
+        (TIMES, 0.03, ["0 s", "10 ms", "20 ms", "30 ms", "40 ms"]),
+        (TIMES, 100.0, ["0 s", "30 s", "1 min", "1.5 min", "2 min"]),
+        (TIMES, 7000.0, ["0 s", "30 min", "1 h", "1.5 h", "2 h"]),
+        (TIMES, 3e5, ["0 s", "1 d", "2 d", "3 d", "4 d"]),
+    ],
+)
+def test_ticks_are_round(axis: Axis, high: float, ticks: list[str]) -> None:
+    text = lines("a chart", [NOON], [Series("p50", "low", [high])], axis)
+    assert re.findall('text-anchor="end">([^<]*)<', text) == ticks
+
+
+def test_midnight_is_marked() -> None:
+    series = (Series("retries", "other", [1.0] * 30),)
+    times = [NOON + timedelta(hours=n) for n in range(30)]
+    text = bars("a chart", times, series, COUNTS)
+    assert text.count('class="midnight"') == 1
+    labels = re.findall('text-anchor="middle">([^<]*)<', text)
+    assert labels == ["12:00", "18:00", "Nov 17", "06:00", "12:00"]
+    days = [NOON + timedelta(hours=n) for n in range(24 * 10)]
+    text = bars("a chart", days, (Series("retries", "other", [1.0] * 240),), COUNTS)
+    assert text.count('class="midnight"') == 10
+    assert re.findall('text-anchor="middle">([^<]*)<', text)[:2] == ["Nov 17", "Nov 19"]
+
+
+def test_a_line_that_others_dwarf_is_seen() -> None:
+    def heights(p99: float) -> list[float]:
+        series = [Series("p50", "low", [0.02, 0.03]), Series("p99", "high", [p99, p99])]
+        text = lines("a chart", [NOON, NOON + timedelta(hours=1)], series, TIMES)
+        assert ("by powers" in text) == (p99 > 1)
+        return [float(y) for y in re.findall(r'<circle [^>]*cy="([\d.]+)"', text)]
+
+    for p99 in (0.5, 300.0):
+        low, other, *high = heights(p99)
+        assert low - other > 1  # it does not lie on the ground
+        assert all(height < 60 for height in high)
 
 
 def test_a_long_time_is_shown_in_pieces() -> None:

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 
 import pgqrs
 from pgqrs.spark import Frame, current_attempt, spark_step, sweep
+from pgqrs.spark.jobs import cause_of
 
 LONG = 240.0
 """Longer than any test waits: what runs so long must have been cancelled."""
@@ -411,3 +413,68 @@ def test_sweeping_removes_what_no_record_names(
     assert attempts_in(root) == sorted([kept, foreign])
     assert (root / "mine").is_dir()
     assert sweep(store, tmp_path / "not there").removed == ()
+
+
+ON_CONNECT = """(org.apache.spark.api.python.PythonException) Job aborted due to stage failure: \
+Task 0 in stage 0.0 failed: org.apache.spark.api.python.PythonException: \
+Traceback (most recent call last):
+  File "worker.py", line 1, in main
+    process()
+ValueError: customer 17 has no address
+
+\tat org.apache.spark.api.python.BasePythonRunner.handlePythonException(PythonRunner.scala:1)
+\tat java.base/java.lang.Thread.run(Thread.java:1)
+
+Driver stacktrace:
+
+JVM stacktrace:
+org.apache.spark.SparkException
+SQLSTATE: 38000"""
+IN_SQL = """[TABLE_OR_VIEW_NOT_FOUND] The table or view `orders` cannot be found; line 1 pos 14;
+'Project [*]
++- 'UnresolvedRelation [orders], [], false
+"""
+IN_JAVA = """An error occurred while calling o42.save.
+: org.apache.spark.SparkException: Job aborted.
+\tat org.apache.spark.Job.run(Job.scala:1)
+Caused by: java.io.IOException: No space left on device
+\tat java.base/java.io.FileOutputStream.write(FileOutputStream.java:1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        (ON_CONNECT, "ValueError: customer 17 has no address"),
+        (IN_SQL, IN_SQL.partition("\n")[0]),
+        (IN_JAVA, "java.io.IOException: No space left on device"),
+        ("one line", None),
+    ],
+)
+def test_what_spark_says_at_length_has_a_cause(said: str, cause: str | None) -> None:
+    assert cause_of(PySparkException(said)) == cause
+    assert cause_of(ValueError(said)) is None
+
+
+def test_the_error_of_a_run_is_its_cause(spark: Any, store: pgqrs.Store) -> None:
+    def fail(batches: Any) -> Any:
+        for _ in batches:
+            raise ValueError("customer 17 has no address")
+        yield from ()
+
+    @spark_step
+    def bill() -> int:
+        return int(spark.range(1).mapInArrow(fail, "id long").count())
+
+    @spark_step
+    def look_up() -> int:
+        return int(spark.sql("SELECT * FROM nowhere").count())
+
+    @pgqrs.workflow
+    def billing(names: list[str]) -> int:
+        return bill() if names else look_up()
+
+    with pytest.raises(pgqrs.RunFailed, match=r"failed: ValueError: customer 17 has no address$"):
+        billing.run_inline(["c17"], store=store)
+    with pytest.raises(pgqrs.RunFailed, match=r"failed: \[TABLE_OR_VIEW_NOT_FOUND\] .*`nowhere`"):
+        billing.run_inline([], store=store)

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
+from pyspark.sql.types import StringType, StructField, StructType
 from sqlalchemy import select
 
 import pgqrs
 from pgqrs.models import writes
-from pgqrs.spark import finish, source
+from pgqrs.spark import finish, sinks, source
 
 ENQUEUE = """
 INSERT INTO pgqrs_messages (queue_id, priority, ready, vt, read_ct, released_ct, enqueued_at, payload)
@@ -82,6 +84,30 @@ def test_claiming_what_is_there_now(url: str, start: Start) -> None:
         assert len(store.admin().list_workers()) <= 1
 
 
+def test_what_is_there_now_in_groups(url: str) -> None:
+    """One message of a group in a batch, in as many batches as it takes. Without Spark: it would take
+    long to tell the same.
+    """
+    groups = [f"group {n % 3}" for n in range(12)]
+    options = {"url": url, "mode": "claim", "queue": "tasks", "stream": "nightly", "columns": "id"}
+    with pgqrs.Store(url) as store:
+        ids = store.producer("tasks").enqueue_many(range(12), groups=groups)
+        reader: Any = source.stream_reader(options, source.schema(options))
+        reader.prepareForTriggerAvailableNow()
+        store.producer("tasks").enqueue_many(["late"] * 3, groups=groups[:3])
+        taken: list[list[int]] = []
+        start = reader.initialOffset()
+        while (end := reader.latestOffset(start, reader.getDefaultReadLimit())) != start:
+            parts = reader.partitions(start, end)
+            batches = [batch for part in parts for batch in reader.read(part)]
+            taken.append(sorted(id for batch in batches for id in batch["id"].to_pylist()))
+            start = end
+        reader.stop()
+        assert taken == [ids[first : first + 3] for first in range(0, 12, 3)]
+        assert completed(store) == 12
+        assert store.admin().queue_stats("tasks").ready == 3
+
+
 @pytest.mark.smoke
 def test_reading_along_and_writing_to_a_queue(url: str, spark: Any, tmp_path: Path) -> None:
     def copy() -> Any:
@@ -92,6 +118,7 @@ def test_reading_along_and_writing_to_a_queue(url: str, spark: Any, tmp_path: Pa
             .select("payload", "priority")
             .writeStream.format("pgqrs")
             .options(url=url, queue="others", checkpointLocation=str(tmp_path / "checkpoint"))
+            .queryName("copy")
             .trigger(availableNow=True)
             .start()
         )
@@ -111,9 +138,52 @@ def test_reading_along_and_writing_to_a_queue(url: str, spark: Any, tmp_path: Pa
         assert Counter(message.payload for message in found) == Counter(range(30))
         assert {message.priority for message in found} == {3}
         assert completed(store) == 7
-        # Two batches and one: of writes that are complete only the last is remembered.
-        kept = store.read(lambda c: list(c.execute(select(writes.c.write_id)).scalars()))
-        assert kept == [f"{last.id}-2"]
+        # Two batches and one: of a query only the number of the last is remembered.
+        kept = store.read(lambda c: c.execute(select(writes.c.write_id, writes.c.message_ct)).all())
+        assert kept == [(last.id, 2)]
+
+
+class Task:
+    """What a task is told of its batch."""
+
+    def __init__(self, batch: int) -> None:
+        self._properties = {sinks.QUERY: "a-query", sinks.BATCH: str(batch)}
+
+    def getLocalProperty(self, name: str) -> str:  # noqa: N802 (Spark's name)
+        return self._properties[name]
+
+    def partitionId(self) -> int:  # noqa: N802
+        return 0
+
+
+def test_a_driver_that_was_held_up_adds_nothing(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two drivers of one query, of which the second has taken the checkpoint over."""
+    schema = StructType([StructField("payload", StringType())])
+    options = {"url": url, "queue": "tasks", "queryname": "copy"}
+    first, second = (source.stream_writer(options, schema, False) for _ in range(2))
+
+    def store(sink: Any, batch: int) -> Any:
+        monkeypatch.setattr(sinks.TaskContext, "get", lambda: Task(batch))
+        return sink.write(iter([pa.RecordBatch.from_pydict({"payload": [str(batch)] * 3})]))
+
+    def work(sink: Any, batch: int) -> None:
+        sink.commit([store(sink, batch)], batch)
+
+    with pgqrs.Store(url) as opened:
+        ready = lambda: opened.admin().queue_stats("tasks").ready  # noqa: E731
+        work(first, 0)
+        held_up = store(first, 1)
+        work(second, 1)
+        first.commit([held_up], 1)  # the same batch: it is there already
+        assert ready() == 6
+        work(second, 2)
+        with pytest.raises(pgqrs.WriteMismatch, match="older than batch 2 of the same query"):
+            first.commit([held_up], 1)
+        with pytest.raises(pgqrs.WriteMismatch, match="older than batch 2 of the same query"):
+            store(first, 1)
+        work(second, 2)  # Spark works on the last one again
+        work(second, 3)
+        assert ready() == 12
 
 
 def test_an_id_that_is_committed_late_is_not_skipped(pg_url: str, start: Start) -> None:

@@ -19,7 +19,7 @@ import pgqrs
 from pgqrs.models import staged, write_parts, writes
 from pgqrs.repositories import writes as repository
 from pgqrs.spark import source
-from pgqrs.spark.bulk import Bulk, _pieces
+from pgqrs.spark.bulk import Bulk, _pieces, digest_of
 from pgqrs.spark.options import Where
 from pgqrs.types import WriteMode
 from tests.spark.conftest import install
@@ -330,8 +330,10 @@ def test_a_part_must_be_the_same_when_it_is_repeated(url: str) -> None:
     begun = Bulk(Where(url, ""), "tasks", "w", WriteMode.PART_KEY, 2).begin()
     begun.store(0, batch(0, 1))
     begun.store(0, batch(0, 1))
-    with pytest.raises(pgqrs.WriteMismatch, match="has other messages in part 0"):
-        begun.store(0, batch(0, 1, 2))
+    begun.store(0, [*batch(0), *batch(), *batch(1)])  # in how many batches does not matter
+    for others in ([0, 1, 2], [1, 0], [0], [0, 11]):
+        with pytest.raises(pgqrs.WriteMismatch, match="has other messages in part 0"):
+            begun.store(0, batch(*others))
     with pytest.raises(pgqrs.WriteMismatch, match="has 2 parts, and this is 3"):
         begun.store(2, batch(2))
     with pytest.raises(pgqrs.WriteMismatch, match="has 2 parts, 1 are stored"):
@@ -364,3 +366,40 @@ def test_what_nobody_goes_on_with_is_swept(url: str) -> None:
         assert opened.write(lambda c: repository.sweep(c, now=datetime.now(UTC))) == 1
     assert leftovers(url) == (1, 1)
     assert begun.publish([part]) == 1
+
+
+@pytest.mark.parametrize("mode", list(WriteMode))
+def test_rows_are_stored_while_others_are_being_made(
+    sqlite_database: str, mode: WriteMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqrs.spark.bulk.PORTION", 1)
+    install(sqlite_database)
+    parts = 1 if mode is WriteMode.PART_KEY else None
+    begun = Bulk(Where(sqlite_database, ""), "tasks", "w", mode, parts).begin()
+    seen: list[int] = []
+
+    def made() -> Any:
+        for first in range(0, 50, 10):
+            seen.append(leftovers(sqlite_database)[0])
+            yield from batch(*range(first, first + 10))
+
+    assert begun.publish([begun.store(0, made())]) == 50
+    assert seen == [0, 0, 10, 20, 30]
+    assert written(sqlite_database) == once(50)
+    assert leftovers(sqlite_database) == (0, 0 if parts is None else 1)
+
+
+def test_a_digest_knows_columns_and_what_is_not_there() -> None:
+    def digest(**columns: Any) -> str:
+        return digest_of([pa.record_batch(columns)])
+
+    texts = pa.array(["a", "b"])
+    told = {
+        digest(payload=texts),
+        digest(headers=texts),
+        digest(payload=pa.array(["ab", ""])),
+        digest(payload=pa.array(["ab", None])),
+        digest(payload=texts, priority=pa.array([0, None], pa.int32())),
+        digest(payload=texts, priority=pa.array([0, 0], pa.int32())),
+    }
+    assert len(told) == 6

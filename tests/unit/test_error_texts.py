@@ -8,7 +8,7 @@ import pytest
 
 import pgqrs
 from pgqrs.config import Config
-from pgqrs.error_texts import MAX_BYTES, error_message, error_text
+from pgqrs.error_texts import MAX_BYTES, MAX_MESSAGE, error_message, error_text
 from pgqrs.errors import InvalidConfig
 
 PLAIN = Config()
@@ -87,3 +87,12 @@ def test_errors_of_our_own_statements_do_not_show_parameters() -> None:
     assert text is not None
     assert "pgqrs_messages" in text
     assert "pay" * 3 not in text
+
+
+def test_the_notes_of_an_error_come_last_however_long_it_is() -> None:
+    error = ValueError("long\n" * 10_000)
+    error.add_note("the cause: card 4711")
+    assert error_message(error, PLAIN).endswith("\nthe cause: card 4711")
+    assert len(error_message(error, PLAIN)) == MAX_MESSAGE
+    config = Config(redact_errors=without_digits)
+    assert error_message(error, config).endswith("\nthe cause: card ####")

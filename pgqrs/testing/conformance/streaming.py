@@ -26,11 +26,26 @@ class Reader:
             lambda c: streams.take_over(c, STREAM, QUEUE, worker=worker, now=clock.now())
         )
 
-    def plan(self, after: int, limit: int = 10) -> Batch | None:
+    def plan(self, after: int, limit: int = 10, through: int = streams.ANY) -> Batch | None:
         now = self._clock.now()
         batch: Batch | None = self._store.write(
             lambda c: streams.next_batch(
-                c, self._owned, after=after, worker=self._worker, limit=limit, now=now
+                c,
+                self._owned,
+                after=after,
+                worker=self._worker,
+                limit=limit,
+                now=now,
+                through=through,
+            )
+        )
+        return batch
+
+    def add_followers(self, limit: int = 10) -> Batch | None:
+        now = self._clock.now()
+        batch: Batch | None = self._store.write(
+            lambda c: streams.add_followers(
+                c, self._owned, worker=self._worker, limit=limit, now=now
             )
         )
         return batch
@@ -256,3 +271,74 @@ def test_reading_along_sees_each_message_once_finished_or_not(
     assert [record.id for record in between(ids[0], ids[1])] == [ids[1]]
     assert between(ids[1], other) == []
     assert (last_of(2), last_of(10), last_of(1, ids[-1])) == (ids[1], ids[-1], None)
+
+
+def test_what_comes_later_is_passed_over(
+    store: Any, producer: Any, rival: Any, reader: Reader
+) -> None:
+    early = producer.enqueue_many(range(4))
+    late = producer.enqueue_many(["late"] * 3, priority=5)
+    first = reader.plan(0, limit=3, through=early[-1])
+    second = reader.plan(1, through=early[-1])
+    assert first is not None
+    assert second is not None
+    assert [*first.holds.tokens, *second.holds.tokens] == early
+    assert reader.plan(2, through=early[-1]) is None
+    assert [(message.id, message.read_ct) for message in rival.dequeue(10)] == [
+        (id, 1) for id in late
+    ]
+
+
+def test_groups_are_taken_message_by_message(producer: Any, reader: Reader) -> None:
+    ids = producer.enqueue_many(range(6), groups=["a", "b"] * 3)
+    late = producer.enqueue("late", group="a")
+    taken = [reader.plan(number, through=ids[-1]) for number in range(4)]
+    assert [batch and list(batch.holds.tokens) for batch in taken] == [
+        ids[:2],
+        ids[2:4],
+        ids[4:],
+        None,
+    ]
+    last = reader.plan(3)
+    assert last is not None
+    assert list(last.holds.tokens) == [late]
+
+
+def test_all_of_a_group_can_be_held_together(
+    store: Any, admin: Any, producer: Any, rival: Any, reader: Reader, clock: ManualClock
+) -> None:
+    ids = producer.enqueue_many(range(6), groups=["a", "b", "c"] * 2)
+    others = rival.dequeue(1)
+    assert reader.add_followers() is None
+    heads = reader.add(10)
+    delayed = producer.enqueue("delayed", group="b", delay=60)
+    behind = producer.enqueue("behind", group="b")
+    assert heads is not None
+    assert list(heads.holds.tokens) == ids[1:3]
+    followers = reader.add_followers()
+    assert followers is not None
+    assert sorted(followers.holds.tokens) == ids[4:]
+    assert reader.payloads(followers) == ["4", "5"]
+    assert reader.add_followers() is None
+    found = admin.queue_stats(QUEUE)
+    assert (found.ready, found.leased, found.blocked) == (0, 5, 3)
+    assert admin.release_stream(STREAM) == 4
+    found = admin.queue_stats(QUEUE)
+    assert (found.ready, found.leased, found.blocked) == (2, 1, 5)
+    again = rival.dequeue(10)
+    assert [message.id for message in again] == ids[1:3]
+    rival.ack_many([*others, *again])
+    assert [message.id for message in rival.dequeue(10)] == [ids[3], ids[4], ids[5]]
+    assert {delayed, behind}.isdisjoint(message.id for message in rival.dequeue(10))
+
+
+def test_a_group_that_was_held_together_ends_together(
+    store: Any, admin: Any, producer: Any, rival: Any, reader: Reader, clock: ManualClock
+) -> None:
+    producer.enqueue_many(range(3), groups=["a"] * 3)
+    assert reader.add(10) is not None
+    assert reader.add_followers() is not None
+    later = producer.enqueue("later", group="a")
+    assert rival.dequeue(10) == []
+    assert store.write(lambda c: streams.end(c, STREAM, now=clock.now())) == (QUEUE, 3)
+    assert [message.id for message in rival.dequeue(10)] == [later]
