@@ -9,7 +9,7 @@ import pytest
 
 import pgqrs
 from pgqrs import InvalidArgument, RunFailed, RunStatus
-from pgqrs.testing.conformance.harness import RUNS, Drain
+from pgqrs.testing.conformance.harness import BESIDE, RUNS, Drain
 
 
 @pgqrs.workflow
@@ -78,13 +78,13 @@ def test_every_end_of_a_run_wakes_who_waits(store: Any, drain: Drain, how: str) 
         except (RunFailed, pgqrs.RunCancelled) as exc:
             return type(exc).__name__
 
-    @pgqrs.workflow(queue="elsewhere")
+    @pgqrs.workflow(queue=BESIDE)
     def other() -> None:
         pgqrs.wait_for_event("never")
 
     by_hand = how == "by hand"
-    store.admin().create_queue("elsewhere")
-    awaited = store.workflows.create("other", key="one", queue=None if by_hand else "elsewhere")
+    store.admin().create_queue(BESIDE)
+    awaited = store.workflows.create("other", key="one", queue=None if by_hand else BESIDE)
     run = parent.start(store=store)
     drain(parent)
     assert run.status() is RunStatus.SUSPENDED
@@ -94,9 +94,9 @@ def test_every_end_of_a_run_wakes_who_waits(store: Any, drain: Drain, how: str) 
     elif how == "cancelled":
         awaited.cancel()
     elif how == "purged":
-        store.admin().purge_queue("elsewhere")
+        store.admin().purge_queue(BESIDE)
     else:
-        store.admin().delete_queue("elsewhere", force=True)
+        store.admin().delete_queue(BESIDE, force=True)
     drain(parent)
     wanted = {"by hand": 5, "cancelled": "RunCancelled"}.get(how, "RunFailed")
     assert run.result(timeout=0) == wanted
@@ -223,17 +223,17 @@ def test_parent_close_knows_two_words() -> None:
 
 
 def test_children_of_a_run_whose_message_is_lost_are_closed(store: Any, drain: Drain) -> None:
-    @pgqrs.workflow(queue="elsewhere")
+    @pgqrs.workflow(queue=BESIDE)
     def parent() -> None:
         waiting_child.options(parent_close="cancel").start()
         pgqrs.wait_for_event("never")
 
     run = parent.start(store=store)
-    with store.consumer("elsewhere") as consumer:
+    with store.consumer(BESIDE) as consumer:
         for message in consumer.dequeue(1):
             store.workflows.execute(message, [parent])
     drain(waiting_child)
-    store.admin().purge_queue("elsewhere")
+    store.admin().purge_queue(BESIDE)
     drain(waiting_child)
     assert run.status() is RunStatus.FAILED
     (child,) = store.workflows.list_runs(name="waiting_child")
