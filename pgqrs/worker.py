@@ -379,10 +379,13 @@ class Worker:
         self._sources.append(self._sources.pop(0))
 
     def _give_back_late(self) -> None:
-        """Give back what was claimed ahead if handlers turn out to be slow: others may be idle."""
+        """Give back what was claimed ahead if handlers turn out to be slow: others may be idle. Nothing is
+        claimed ahead until a handler is done, or this worker would take the same messages again.
+        """
         for slots in (self._threads, self._tasks):
             oldest = slots.oldest()
             if oldest is not None and time.monotonic() - oldest > LATE:
+                self._ahead, self._waited = 0, None
                 self._give_back(slots.take_back())
                 for source in self._sources:
                     source.rung = True  # it may be the only worker
@@ -407,7 +410,7 @@ class Worker:
         if waited > HORIZON:
             self._ahead = max(1, int(self._ahead * HORIZON / waited))
         elif waited < HORIZON / 2:
-            self._ahead = min(self._prefetch, 2 * self._ahead)
+            self._ahead = min(self._prefetch, max(1, 2 * self._ahead))
 
     def _room(self) -> int:
         """How many more messages may come aboard."""
