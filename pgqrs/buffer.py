@@ -490,7 +490,8 @@ class Buffer(Holder):
             self._looks_begun += 1
             room = self._n - len(self._ahead)
         asked = time.monotonic()
-        found, pause = self._consumer._look(room, self._lease, self._life)
+        within = NEVER if self._wait is None else self._wait
+        found, pause = self._consumer._look(room, self._lease, self._life, within=within)
         with self._state:
             self._look_at = asked + pause
             self._looks_ended += 1

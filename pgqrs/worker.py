@@ -379,8 +379,8 @@ class Worker:
         self._sources.append(self._sources.pop(0))
 
     def _give_back_late(self) -> None:
-        """Give back what was claimed ahead if handlers turn out to be slow: others may be idle. Nothing is
-        claimed ahead until a handler is done, or this worker would take the same messages again.
+        """Give back what was claimed ahead if handlers turn out to be slow: others may be idle. Claim
+        nothing ahead until a handler is done, or this worker would take the same messages again.
         """
         for slots in (self._threads, self._tasks):
             oldest = slots.oldest()

@@ -29,6 +29,7 @@ from pgqrs.stores import placement
 from pgqrs.stores.base import Database, T, Work
 from pgqrs.stores.placement import Place
 from pgqrs.stores.s3 import S3Database, exists, shard_key
+from pgqrs.stores.wakeups import Wakeups
 from pgqrs.types import ConcurrencyModel, S3State, S3Stats, S3Version
 
 
@@ -109,6 +110,18 @@ class Shard(S3Database):
         return  # the whole looks
 
 
+class _WakeupsOfAll(Wakeups):
+    """Rings in every shard: consumers and waits for results listen to the shard of their queue."""
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        super().__init__()
+        self._shards = shards
+
+    def ring(self, queue: str | None) -> None:
+        for shard in self._shards:
+            shard.wakeups.ring(queue)
+
+
 class ShardedDatabase(Database):
     """The database of a store of several objects."""
 
@@ -140,6 +153,7 @@ class ShardedDatabase(Database):
             )
             shard.limited = self.limited
             self._shards.append(shard)
+        self.wakeups = _WakeupsOfAll(self._shards)
 
     # Where things are
 

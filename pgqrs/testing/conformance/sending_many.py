@@ -12,7 +12,8 @@ from pgqrs.testing import ManualClock
 from pgqrs.testing.conformance.harness import Drain, Harness, enqueue, enqueue_many, worker
 from pgqrs.testing.conformance.working import PATIENCE
 
-FRESH = "fresh"
+FRESH = "brand new"
+"""A queue that is not there, on the shard of `QUEUE` in a store of two shards."""
 
 
 @task(queue=FRESH)

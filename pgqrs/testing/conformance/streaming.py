@@ -340,5 +340,5 @@ def test_a_group_that_was_held_together_ends_together(
     assert reader.add_followers() is not None
     later = producer.enqueue("later", group="a")
     assert rival.dequeue(10) == []
-    assert store.write(lambda c: streams.end(c, STREAM, now=clock.now())) == (QUEUE, 3)
+    assert store.shard(QUEUE).write(lambda c: streams.end(c, STREAM, now=clock.now())) == (QUEUE, 3)
     assert [message.id for message in rival.dequeue(10)] == [later]

@@ -44,7 +44,7 @@ def test_what_is_refused_leaves_the_transaction_as_it_was(
 ) -> None:
     with harness.transaction(store) as transaction:
         with pytest.raises(QueueNotFound):
-            transaction.using.enqueue("no such queue", 1)
+            transaction.using.enqueue("not there", 1)
         transaction.using.enqueue(QUEUE, 2)
     assert [message.payload for message in consumer.dequeue(10)] == [2]
 

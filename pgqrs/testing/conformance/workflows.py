@@ -438,20 +438,19 @@ def test_waiting_for_an_event_ends_in_time(store: Any, drain: Drain, clock: Manu
 
 
 def test_a_signal_between_looking_and_waiting_is_not_lost(store: Any, drain: Drain) -> None:
-    @pgqrs.step
-    async def tell(run_id: int) -> None:
-        await asyncio.to_thread(signal, run_id)
+    started: list[int] = []
 
-    def signal(run_id: int) -> None:
-        store.workflows.signal(run_id, "go", 1)
+    @pgqrs.step
+    async def tell() -> None:
+        await asyncio.to_thread(store.workflows.signal, started[0], "go", 1)
 
     @pgqrs.workflow
-    async def wait(run_id: int) -> int:
-        got, _ = await asyncio.gather(pgqrs.wait_for_event("go"), tell(run_id))
+    async def wait() -> int:
+        got, _ = await asyncio.gather(pgqrs.wait_for_event("go"), tell())
         return int(got)
 
-    run = wait.start(1, store=store)
-    assert run.id == 1
+    run = wait.start(store=store)
+    started.append(run.id)
     drain(wait)
     assert run.result(timeout=0) == 1
 
