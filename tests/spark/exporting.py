@@ -22,7 +22,7 @@ from deltalake.exceptions import CommitFailedError
 
 import pgqrs
 from pgqrs.repositories import archive, writes
-from pgqrs.spark import claims, compact, export, replay, session
+from pgqrs.spark import claims, compact, export, frames, replay, session
 from tests.spark.claiming import collecting
 from tests.spark.conftest import SETTINGS
 
@@ -83,7 +83,7 @@ def delete_a_file(path: str) -> None:
 def prepare(end: Barrier) -> None:
     stop = partial(until, end)
     # What a step has done, but not recorded.
-    stop("written", export, "count_rows")
+    stop("written", frames, "count_rows")
     stop("published", export, "write_text", last=export.write_text)
     stop("appended", export, "append_once", last=export.append_once)
     stop("enqueued", writes, "message_count")
