@@ -1,8 +1,8 @@
 """The backlog of a queue: what was in it at some moment, told by the greatest id there was.
 
-Whoever works off a backlog leaves alone what comes later, also if that has a higher priority and would
-be claimed first. These claims pass over it without touching it. They are made of the same parts as those
-of `dequeue`, in several statements, for those who claim thousands at a time.
+A drain or a stream that works off a backlog leaves later messages alone, also those of a higher
+priority, which `dequeue` would claim first. The claims here pass over them without touching them. They
+are made of the same parts as those of `dequeue`, in several statements, for thousands at a time.
 
 A stream that holds the first message of a group may claim those behind it too (`claim_followers`): all
 of a group then end together. While they are held they count as leased; if they are given back, all but

@@ -419,7 +419,7 @@ _free = messages.alias("free")
 
 
 def _unlocked(condition: ColumnElement[bool]) -> Select[Any]:
-    """The ids of those messages that nobody has locked; they are locked then."""
+    """Locks the messages that no other transaction has locked. Returns their ids."""
     return select(_free.c.id).where(condition).with_for_update(skip_locked=True)
 
 
@@ -784,8 +784,8 @@ def sweep(connection: Connection, queue: str, *, now: datetime | None) -> Swept:
     The message of a run that has finished steps since it was claimed first is not dead: its attempts are
     counted anew. It counts as taken away, since it can be claimed now.
 
-    An expired message whose group somebody else has locked stays, and is not ready any more: claims
-    would look at it first, and find nothing else for as long as the group is locked.
+    An expired message whose group another transaction has locked stays, and is not ready any more:
+    claims would look at it first, and find nothing else for as long as the group is locked.
     """
     bound = {"queue": queue, "at_once": AT_ONCE} | at(now=(now, 0.0))
     ends: tuple[tuple[Select[Any], ArchiveReason, str | None], ...] = (

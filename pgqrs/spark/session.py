@@ -67,7 +67,7 @@ def is_connect(spark: SparkSession) -> bool:
 
 
 def _redact_passwords(spark: SparkSession) -> None:
-    """Unless somebody has said what else is to be left out."""
+    """Leave passwords out of plans and logs, unless the session has a pattern of its own."""
     if not any(spark.conf.get(name, None) for name in (REDACTION, "spark.redaction.string.regex")):
         spark.conf.set(REDACTION, PASSWORDS)
 
